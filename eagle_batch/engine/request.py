@@ -1,0 +1,189 @@
+"""What goes into an engine and what comes out: frozen records, free of torch.
+
+The job side of the house imports this module; it must stay light.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Literal
+
+FinishReason = Literal["eos", "stop", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is sampled; the defaults are greedy decoding of 128 tokens."""
+
+    #: 0 chooses the most probable token; above 0 divides the logits.
+    temperature: float = 0.0
+    #: Keep the k most probable tokens (ties of the k-th kept); None keeps all.
+    top_k: int | None = None
+    #: Keep the smallest set of tokens whose probability reaches this (ties kept); None keeps all.
+    top_p: float | None = None
+    #: Drop tokens less probable than this share of the most probable one; None keeps all.
+    min_p: float | None = None
+    #: Most tokens generated, the end-of-sequence token included.
+    max_tokens: int = 128
+    #: No end-of-sequence token before this many tokens.
+    min_tokens: int = 0
+    #: Strings that end the completion; they are cut from the text.
+    stop: tuple[str, ...] = ()
+    #: Token ids that end the completion, beside the target's own end-of-sequence tokens.
+    stop_token_ids: tuple[int, ...] = ()
+    #: Go on after end-of-sequence tokens until `max_tokens`.
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [text for bad, text in self._rules() if bad]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        return [
+            (not 0.0 <= self.temperature <= 100.0, f"temperature {self.temperature} not in 0..100"),
+            (self.top_k is not None and self.top_k < 1, f"top_k {self.top_k} is below 1"),
+            (self.top_p is not None and not 0 < self.top_p <= 1, f"top_p {self.top_p} not in 0..1"),
+            (self.min_p is not None and not 0 <= self.min_p < 1, f"min_p {self.min_p} not in 0..1"),
+            (self.max_tokens < 1, f"max_tokens {self.max_tokens} is below 1"),
+            (self.min_tokens < 0, f"min_tokens {self.min_tokens} is below 0"),
+            (
+                self.min_tokens > self.max_tokens,
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
+            ),
+            ("" in self.stop, "stop holds an empty string, which would end every completion at once"),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to complete."""
+
+    #: Handle, unique among the requests that are in the engine.
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    #: Address of this completion's noise, from `noise_key`.
+    noise_key: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished request."""
+
+    request_id: str
+    #: Generated tokens, a final end-of-sequence or stop token included.
+    token_ids: tuple[int, ...]
+    #: Decoded text without special tokens, cut before a stop string.
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    #: Forward passes of the target that produced tokens of this row; prefill counts as one.
+    target_passes: int
+    #: Tokens that were drafted for this row along the deepest path of each round's tree.
+    drafted: int
+    #: Drafted tokens that the target accepted.
+    accepted: int
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens for each target pass, the bonus token included."""
+        return len(self.token_ids) / max(1, self.target_passes)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything that an engine is built from; names are resolved, nothing is optional by accident."""
+
+    #: Folder of the target, or a hub id.
+    model: str
+    #: Folder of the head; None decodes plainly.
+    head: str | None
+    revision: str | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+    #: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain".
+    tree: str = "dynamic"
+    #: Drafted levels below the root.
+    depth: int = 4
+    #: Children considered for each node.
+    width: int = 4
+    #: Drafted nodes for each row and round, the root excluded.
+    nodes: int = 12
+    #: Rows decoded together.
+    slots: int = 16
+    #: Most tokens of prompt and completion in one slot; None takes the target's limit, at most 2048.
+    context: int | None = None
+    #: Most tokens of one prompt in one prefill pass.
+    prefill_chunk: int = 512
+    #: CPU threads of the engine; None leaves torch's choice.
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Counters since the engine was built; they add and subtract."""
+
+    rows: int = 0
+    prompt_tokens: int = 0
+    #: Prompt tokens that were not computed because a shared prefix was already there.
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    #: Verification passes of the target, whatever the batch.
+    target_passes: int = 0
+    #: Sum over those passes of the rows that took part.
+    row_passes: int = 0
+    #: Tokens that those passes produced, before anything was cut at an end.
+    round_tokens: int = 0
+    #: Rows whose round offered a draft at depth 1, 2, ... and rows that accepted it.
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+    #: Sum over passes of the slots there are; with `row_passes` it gives the share in use.
+    slot_passes: int = 0
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    host_s: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that one row gains in one target pass, the bonus token included."""
+        return self.round_tokens / self.row_passes if self.row_passes else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the slots that held a row, over all passes."""
+        return self.row_passes / self.slot_passes if self.slot_passes else 0.0
+
+    def __add__(self, other: EngineMetrics) -> EngineMetrics:
+        return self._combine(other, 1)
+
+    def __sub__(self, other: EngineMetrics) -> EngineMetrics:
+        return self._combine(other, -1)
+
+    def _combine(self, other: EngineMetrics, sign: int) -> EngineMetrics:
+        values = {}
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            values[item.name] = (
+                _combine_by_depth(mine, theirs, sign) if isinstance(mine, tuple) else mine + sign * theirs
+            )
+        return EngineMetrics(**values)
+
+
+def _combine_by_depth(a: tuple[int, ...], b: tuple[int, ...], sign: int) -> tuple[int, ...]:
+    depth = max(len(a), len(b))
+    padded = zip(a + (0,) * (depth - len(a)), b + (0,) * (depth - len(b)), strict=True)
+    return tuple(x + sign * y for x, y in padded)
+
+
+def noise_key(seed: int, row_id: str, sample: int, stage: str) -> int:
+    """Return the 64-bit address of one completion's noise (signed, as torch's int64 holds it).
+
+    The same (job seed, row id, sample index, stage) always gives the same key, whatever the batch,
+    the worker or the attempt, so that a resumed or re-run row repeats its text.
+    """
+    text = "\x1f".join((str(seed), row_id, str(sample), stage))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
