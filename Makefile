@@ -1,0 +1,34 @@
+# The same few verbs for people and for CI. VENV may name an existing virtual environment.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.eagle-batch-installed
+PYTEST_ARGS ?=
+
+.PHONY: demo test lint types check clean
+
+demo: $(STAMP)  ## make questions and answers with the demo target on this machine
+	$(BIN)/python -m eagle_batch.demo
+	$(BIN)/eagle-batch submit pipelines/synth.yaml
+
+test: $(STAMP)  ## run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy --strict
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:  ## remove what the other verbs made here
+	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# An old pip knows no dependency groups, so pip itself comes first.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable ".[demo]" --group dev
+	touch $@

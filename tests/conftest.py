@@ -1,0 +1,32 @@
+"""Fixtures that every room of the tests shares."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from eagle_batch import demo
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own settings must not decide what a test sees; only the cache is kept."""
+    for name in list(os.environ):
+        if name.startswith("EAGLE_BATCH_") and name != demo.CACHE_VARIABLE:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> Path:
+    """The folder of the demo target; the first run on a machine downloads and converts it."""
+    return demo.fetch()
