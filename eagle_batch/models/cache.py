@@ -1,0 +1,195 @@
+"""Key/value slots of one model: reserve, append, keep the accepted path.
+
+Shape legend: B rows of a pass, N new tokens a row, M scratch columns, T visible length, C slot
+capacity, S slots, G key/value heads, R query heads a key/value head, H = G*R query heads, D head size.
+
+One tensor owns every layer, `[layers, S, C, 2, G, D]`, so that keeping an accepted path is a single
+gather and scatter for all layers. Storage index j of a committed token equals its position. The
+tokens of a pass go behind the committed ones, so a row's storage looks like this:
+
+    [0, base)            committed, visible to every new token
+    [base, base + M)     scratch: the nodes of a draft tree, visible as the ancestor mask says
+    [base + M, C - 1)    garbage of earlier passes, never visible
+    C - 1                where padding is written
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The sizes of a key/value cache, all in elements."""
+
+    layers: int
+    slots: int
+    capacity: int
+    kv_heads: int
+    head_dim: int
+
+
+class KeyValueCache:
+    """Keys and values of `slots` rows, preallocated; the only owner of that memory."""
+
+    def __init__(self, shape: CacheShape, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.store = torch.zeros(
+            (shape.layers, shape.slots, shape.capacity, 2, shape.kv_heads, shape.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+        self._flat = self.store.view(shape.layers, shape.slots * shape.capacity, 2, shape.kv_heads, shape.head_dim)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the cache in bytes."""
+        return self.store.numel() * self.store.element_size()
+
+    def step(
+        self,
+        first_row: int,
+        write_BN: Tensor,
+        base_B: Tensor,
+        visible_BNM: Tensor,
+        positions_BN: Tensor,
+        extent: int,
+    ) -> CacheStep:
+        """Prepare one forward pass over the slots `first_row .. first_row + B`.
+
+        write_BN: int64 storage index of each new token (clamped to the padding place C - 1).
+        base_B: int64 committed length of each row.
+        visible_BNM: bool, whether new token n sees scratch column base + m.
+        positions_BN: int64 rotary position of each new token; scratch column m has position
+            base + depth, which only sliding-window layers need.
+        extent: storage columns that the pass looks at; at least base + M of every row.
+        """
+        return CacheStep(self, first_row, write_BN, base_B, visible_BNM, positions_BN, extent)
+
+    def keep(self, first_row: int, source_BA: Tensor, target_BA: Tensor) -> None:
+        """Copy storage columns `source` onto `target` in every layer (the accepted path)."""
+        rows = self._row_offsets(first_row, source_BA)
+        columns = self._flat.index_select(1, (rows + source_BA).flatten())
+        self._flat.index_copy_(1, (rows + target_BA).flatten(), columns)
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of slot `source` to slot `target`."""
+        self.store[:, target, :length] = self.store[:, source, :length]
+
+    def snapshot(self, row: int, length: int) -> Tensor:
+        """Return a copy of the first `length` columns of a slot, `[layers, length, 2, G, D]`."""
+        return self.store[:, row, :length].clone()
+
+    def restore(self, row: int, columns: Tensor) -> None:
+        """Write columns from `snapshot` to the start of a slot."""
+        self.store[:, row, : columns.shape[1]] = columns
+
+    def _row_offsets(self, first_row: int, like_BA: Tensor) -> Tensor:
+        rows_B = torch.arange(first_row, first_row + like_BA.shape[0], device=like_BA.device)
+        return (rows_B * self.shape.capacity)[:, None]
+
+
+class CacheStep:
+    """One forward pass over the cache: writes the new keys and values, attends with its mask."""
+
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        first_row: int,
+        write_BN: Tensor,
+        base_B: Tensor,
+        visible_BNM: Tensor,
+        positions_BN: Tensor,
+        extent: int,
+    ) -> None:
+        self._cache = cache
+        self._rows = slice(first_row, first_row + write_BN.shape[0])
+        self._extent = extent
+        clamped_BN = write_BN.clamp(max=cache.shape.capacity - 1)
+        self._index = (cache._row_offsets(first_row, write_BN) + clamped_BN).flatten()
+        self._base_B = base_B
+        self._positions_BN = positions_BN
+        self._write_BN = clamped_BN
+        self._visible_BNT = _visible_columns(visible_BNM, base_B, extent)
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        q_BHND: Tensor,
+        k_BGND: Tensor,
+        v_BGND: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Append k and v of the new tokens, return the attention output `[B, H, N, D]`.
+
+        window: a new token sees only keys less than this many positions back (sliding attention).
+        softcap: attention scores are squashed to (-softcap, softcap) (Gemma 2).
+        """
+        flat = self._cache._flat[layer]
+        flat[:, 0].index_copy_(0, self._index, _token_major(k_BGND))
+        flat[:, 1].index_copy_(0, self._index, _token_major(v_BGND))
+        seen = self._cache.store[layer, self._rows, : self._extent]
+        k_BGTD, v_BGTD = seen[:, :, 0].transpose(1, 2), seen[:, :, 1].transpose(1, 2)
+        B, H, N, D = q_BHND.shape
+        repeat = H // k_BGND.shape[1]
+        mask = self._mask(window, repeat, q_BHND.dtype)
+        # The query heads that share a key/value head become extra query rows: keys are read once.
+        q_grouped = q_BHND.reshape(B, H // repeat, repeat * N, D)
+        if softcap is None:
+            out = F.scaled_dot_product_attention(q_grouped, k_BGTD, v_BGTD, attn_mask=mask, scale=scale)
+        else:
+            out = _softcapped_attention(q_grouped, k_BGTD, v_BGTD, mask, scale, softcap)
+        return out.reshape(B, H, N, D)
+
+    def _mask(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask `[B, 1, repeat * N, T]`, built once for each window."""
+        key = (window, repeat)
+        if key not in self._masks:
+            visible = self._visible_BNT if window is None else self._visible_BNT & self._within(window)
+            additive = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            additive.masked_fill_(~visible, torch.finfo(dtype).min)
+            self._masks[key] = additive.repeat(1, repeat, 1)[:, None]
+        return self._masks[key]
+
+    def _within(self, window: int) -> Tensor:
+        columns_BT = torch.arange(self._extent, device=self._base_B.device).repeat(self._base_B.shape[0], 1)
+        # Scratch columns hold tree nodes whose position is not their storage index.
+        padded = F.pad(columns_BT, (0, max(0, self._cache.shape.capacity - self._extent)))
+        padded.scatter_(1, self._write_BN, self._positions_BN)
+        key_positions_BT = padded[:, : self._extent]
+        return (self._positions_BN[:, :, None] - key_positions_BT[:, None, :]) < window
+
+
+def causal_visibility(rows: int, tokens: int, device: torch.device) -> Tensor:
+    """Return the visibility `[B, N, N]` of a chain: token n sees tokens 0..n of its own pass."""
+    chain = torch.ones((tokens, tokens), dtype=torch.bool, device=device).tril_()
+    return chain.expand(rows, tokens, tokens)
+
+
+def _visible_columns(visible_BNM: Tensor, base_B: Tensor, extent: int) -> Tensor:
+    """Spread scratch visibility over storage columns: `[B, N, T]`, committed columns all visible."""
+    B, N, M = visible_BNM.shape
+    offset_BT = torch.arange(extent, device=base_B.device)[None] - base_B[:, None]
+    scratch_BT = (offset_BT >= 0) & (offset_BT < M)
+    index_BNT = offset_BT.clamp(0, M - 1)[:, None].expand(B, N, extent)
+    return (offset_BT < 0)[:, None] | (visible_BNM.gather(2, index_BNT) & scratch_BT[:, None])
+
+
+def _token_major(x_BGND: Tensor) -> Tensor:
+    B, G, N, D = x_BGND.shape
+    return x_BGND.transpose(1, 2).reshape(B * N, G, D)
+
+
+def _softcapped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    scores = torch.tanh((q @ k.transpose(2, 3)) * (scale / softcap)) * softcap
+    weights = torch.softmax((scores + mask).float(), dim=-1).to(q.dtype)
+    return weights @ v

@@ -1,0 +1,259 @@
+"""The target: a transformers causal language model run over our own cache slots.
+
+The only file that touches transformers' internals. A model of any decoder-only family is switched to
+an attention function of ours, which writes keys and values to a `CacheStep` and attends there; the
+model's own cache and masks are never used. At load the whole arrangement is compared with the
+model's own forward pass, so that a family it does not fit is refused instead of decoded wrongly.
+
+Shape legend: B rows, N tokens, H hidden size, F = aux layers * H, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+from eagle_batch.errors import ModelError
+from eagle_batch.models.cache import CacheShape, KeyValueCache, causal_visibility
+from eagle_batch.models.packed import PackedDecoder, is_packable
+
+ATTENTION = "eagle_batch"
+#: Largest mean divergence (KL, nats a token) between our forward pass and the model's own.
+PARITY_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+
+
+class Attention(Protocol):
+    """Where a forward pass keeps its keys and values; `CacheStep` in decoding."""
+
+    def attend(
+        self,
+        layer: int,
+        q_BHND: Tensor,
+        k_BGND: Tensor,
+        v_BGND: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TargetShape:
+    """The sizes of a target that the rest of the engine needs."""
+
+    layers: int
+    hidden: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    #: Longest context that the model was made for, in tokens.
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """Result of one pass: post-norm last hidden state and the residual stream at the aux layers."""
+
+    hidden_BNH: Tensor
+    #: Inputs of the aux layers, in rising order of layer, concatenated; None when none were asked for.
+    aux_BNF: Tensor | None
+
+
+class Target:
+    """A causal LM whose keys and values live in a `KeyValueCache` of ours."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.base: nn.Module = model.base_model
+        self.config = model.config.get_text_config()
+        self.shape = _read_shape(self.config)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.eos_token_ids = _eos_token_ids(model)
+        self._layers = _find_layers(self.base, self.shape.layers)
+        self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self._logit_factor = _logit_factor(self.config)
+        self._packed = self._pack() if is_packable(self._layers, self.config) else None
+
+    def _pack(self) -> PackedDecoder:
+        heads, s = self.config.num_attention_heads, self.shape
+        return PackedDecoder(self.base, self.config, heads=heads, kv_heads=s.kv_heads, head_dim=s.head_dim)
+
+    @property
+    def embed_weight_VH(self) -> Tensor:
+        """The input embedding matrix."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def lm_head_weight_VH(self) -> Tensor:
+        """The output projection; the embedding matrix itself where the two are tied."""
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def new_cache(self, slots: int, capacity: int) -> KeyValueCache:
+        """Allocate the key/value slots of this model."""
+        s = self.shape
+        shape = CacheShape(s.layers, slots, capacity, s.kv_heads, s.head_dim)
+        return KeyValueCache(shape, dtype=self.dtype, device=self.device)
+
+    def forward(
+        self, tokens_BN: Tensor, positions_BN: Tensor, attention: Attention, aux_layers: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Run the decoder; `aux_layers` are boundaries, k being the input of layer k."""
+        if self._packed is not None:
+            return TargetOutput(*self._packed.forward(tokens_BN, positions_BN, attention, aux_layers))
+        with self._captured(aux_layers) as captured:
+            out = self.base(
+                input_ids=tokens_BN, position_ids=positions_BN, use_cache=False, attention=attention
+            )
+        hidden_BNH = out.last_hidden_state
+        if not aux_layers:
+            return TargetOutput(hidden_BNH, None)
+        return TargetOutput(hidden_BNH, torch.cat([captured[k] for k in aux_layers], dim=-1))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        if self._logit_factor != 1.0:
+            logits = logits * self._logit_factor
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    @contextmanager
+    def _captured(self, aux_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        captured: dict[int, Tensor] = {}
+        handles = [self._layers[k].register_forward_pre_hook(_keep_input(captured, k), with_kwargs=True) for k in set(aux_layers)]
+        try:
+            yield captured
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def check_parity(self) -> float:
+        """Compare with the model's own forward pass; return the mean divergence in nats a token.
+
+        Raises ModelError when they differ: the family does something that the slots do not reproduce
+        (its own kind of cache, attention without keys and values, logits that are transformed).
+        """
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, self.shape.vocab, (1, 32), generator=generator).to(self.device)
+        with torch.inference_mode():
+            expected = self._reference_logits(tokens).double().log_softmax(-1)
+            actual = self._slot_logits(tokens).double().log_softmax(-1)
+        gap = float((expected.exp() * (expected - actual)).sum(-1).mean())
+        allowed = PARITY_TOLERANCE[self.dtype]
+        if not gap <= allowed:
+            raise ModelError(
+                f"target {self.config.model_type!r}: its forward pass over cache slots differs from the model's own by "
+                f"{gap:.3g} nats a token (allowed {allowed:.3g}), so its text would be wrong; expected a decoder-only "
+                "family that uses transformers' attention interface"
+            )
+        return gap
+
+    def _reference_logits(self, tokens: Tensor) -> Tensor:
+        self.model.set_attn_implementation("eager")
+        try:
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            self.model.set_attn_implementation(ATTENTION)
+        return logits
+
+    def _slot_logits(self, tokens: Tensor) -> Tensor:
+        """Decode the probe in two chunks, so that the cache takes part in the comparison."""
+        cache = self.new_cache(1, tokens.shape[1] + 1)
+        half = tokens.shape[1] // 2
+        hidden = [self._chunk(cache, tokens, start, stop) for start, stop in ((0, half), (half, tokens.shape[1]))]
+        return self.logits(torch.cat(hidden, dim=1))
+
+    def _chunk(self, cache: KeyValueCache, tokens: Tensor, start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop, device=self.device)[None]
+        base = torch.tensor([start], device=self.device)
+        step = cache.step(0, positions, base, causal_visibility(1, stop - start, self.device), positions, stop)
+        return self.forward(tokens[:, start:stop], positions, step).hidden_BNH
+
+
+def load_target(path: str, *, revision: str | None, dtype: torch.dtype, device: torch.device) -> Target:
+    """Load a causal LM from a folder or the hub, safetensors only, and prove that it decodes right.
+
+    Raises ModelError when it cannot be loaded or does not run over cache slots.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"target.model: {path!r} cannot be loaded: {error}") from error
+    target = Target(model.to(device))
+    target.check_parity()
+    return target
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    attention: Attention | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Stand in for transformers' attention; `attention` travels as a keyword of the forward call."""
+    if attention is None:
+        raise ModelError(f"{type(module).__name__} does not pass keywords on to its attention function")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attention.attend(int(module.layer_idx), query, key, value, scale, sliding_window, softcap)  # type: ignore[arg-type]
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, _attention_function)
+
+
+def _keep_input(captured: dict[int, Tensor], layer: int) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        captured[layer] = args[0] if args else kwargs["hidden_states"]
+
+    return hook
+
+
+def _find_layers(base: nn.Module, count: int) -> nn.ModuleList:
+    layers = getattr(base, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != count:
+        raise ModelError(
+            f"target: {type(base).__name__} has no list of {count} decoder layers named 'layers'; expected a decoder-only model"
+        )
+    return layers
+
+
+def _read_shape(config: Any) -> TargetShape:
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    context = getattr(config, "max_position_embeddings", None) or 2048
+    return TargetShape(config.num_hidden_layers, config.hidden_size, kv_heads, head_dim, config.vocab_size, context)
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    for source in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+    return ()
+
+
+def _logit_factor(config: Any) -> float:
+    """Return what the family multiplies its logits with (Cohere multiplies, Granite divides)."""
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
