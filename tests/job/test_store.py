@@ -195,6 +195,7 @@ def test_a_server_that_never_answers_ends_at_the_deadline() -> None:
             raise FileNotFoundError(path)
 
     fsspec.register_implementation("silent", Silent, clobber=True)
+    retry = Retry(tries=2, pause_s=0, deadline_s=0.05)
     store = ObjectStore("silent://x/out", retry, lambda s: None)
     with pytest.raises(StoreError, match=r"tried 2 times\): FSTimeoutError"):
         store.put_new("data/a", b"one")

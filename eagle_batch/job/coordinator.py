@@ -1,0 +1,405 @@
+r"""Who works on what: a pure state machine, events in, commands out, no clock and no I/O.
+
+    pending --Assign--> leased --TaskCommitted--> done
+       ^                  |  \--TaskFailed, too often--> failed
+       |                  |
+       +--TaskFailed------+   (a failure of the work: counted against `shard_attempts`)
+       +--WorkerLost------+   (a loss of the worker: counted against `worker_attempts`)
+
+A task that has lost a worker is a suspect: it runs alone on its worker, so that the next loss is
+its own. One that goes on killing workers is leased to the driver, which closes its key; its parts
+are new tasks. A single row that kills workers is leased to the driver to be quarantined.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+
+from eagle_batch.job.events import (
+    Assign,
+    CloseTask,
+    Command,
+    Ending,
+    EndJob,
+    Event,
+    Interrupted,
+    JobStarted,
+    QuarantineTask,
+    StartWorker,
+    TaskClosed,
+    TaskCommitted,
+    TaskFailed,
+    WorkerLost,
+    WorkerReady,
+    WorkerStartFailed,
+)
+from eagle_batch.job.tasks import Lease, Task
+
+#: The holder of a lease that the driver itself works on; workers count from 0.
+DRIVER = -1
+#: Tasks a worker holds at once, so that its batch never drains between two of them.
+IN_FLIGHT = 2
+#: Parts of a split: few rounds of dying workers until the row that kills them is alone.
+SPLIT_WAYS = 8
+#: Failures of starting a worker, with none started in between, that end the job.
+START_FAILURES = 3
+#: Finished units before the share of errors among them means something.
+RATE_SAMPLE = 100
+
+
+class State(StrEnum):
+    """Where a task is."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The limits of the pipeline, as far as the coordinator applies them."""
+
+    #: Workers that run at once.
+    workers: int
+    #: Rows made of each input row.
+    samples: int = 1
+    #: Workers that a planned shard may lose before it is split.
+    worker_attempts: int = 3
+    #: Times that the work on a task may fail before the task is given up.
+    shard_attempts: int = 3
+    #: Share of quarantined units above which the job stops early.
+    max_error_rate: float = 0.1
+
+
+@dataclass(slots=True)
+class Entry:
+    """A task and its history."""
+
+    task: Task
+    state: State = State.PENDING
+    #: Number of the last lease that was given; 0 before the first.
+    attempt: int = 0
+    #: Worker number or DRIVER while leased, else None.
+    holder: int | None = None
+    failures: int = 0
+    losses: int = 0
+    #: Reason of the last failure or loss.
+    reason: str = ""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it must run alone on its worker."""
+        return self.losses > 0 or self.task.is_part
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """A worker that was asked for and is not known to be gone."""
+
+    ready: bool = False
+    #: Keys it holds leases of, in the order they were given.
+    holding: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of the job so far."""
+
+    tasks: int
+    done: int
+    failed: int
+    rows: int
+    errors: int
+    units: int
+
+
+class Coordinator:
+    """The one owner of every task's progress in memory."""
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        rules: Rules,
+        done: Mapping[str, tuple[int, int]],
+        run: str = "",
+    ) -> None:
+        """Take the tasks to account for; `done` gives (rows, errors) of those already stored.
+
+        Tasks that were split in an earlier run come with their parts, their own key done with
+        (0, 0).
+        """
+        self.rules = rules
+        self.run = run
+        self.entries = {task.key: Entry(task) for task in tasks}
+        self.workers: dict[int, WorkerState] = {}
+        self.ended: EndJob | None = None
+        self.rows = 0
+        self.errors = 0
+        self.lost_in_a_row = 0
+        self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
+        self._units *= rules.samples
+        self._numbers = count()
+        self._start_failures = 0
+        self._unfinished = len(self.entries)
+        for key, (rows, errors) in done.items():
+            self._finish(self.entries[key], State.DONE, rows, errors)
+        waiting = [e for e in self.entries.values() if e.state is State.PENDING]
+        self._fresh = deque(e.task.key for e in waiting if not e.suspect)
+        self._suspects = deque(e.task.key for e in waiting if e.suspect)
+
+    # -- the one mutator ---------------------------------------------------------------------
+
+    def handle(self, *events: Event) -> list[Command]:
+        """Take in what happened and return what is to be done now, in this order."""
+        return [command for event in events for command in self._handle(event)]
+
+    def _handle(self, event: Event) -> list[Command]:
+        if self.ended is not None:
+            return []
+        commands = self._dispatch(event)
+        if self.ended is None:
+            commands += self._end_if_over()
+        if self.ended is None:
+            commands += self._staff() + self._hand_out()
+        return commands
+
+    def _dispatch(self, event: Event) -> list[Command]:  # noqa: PLR0911 - one line an event
+        match event:
+            case JobStarted():
+                return []
+            case WorkerReady():
+                return self._on_ready(event)
+            case WorkerStartFailed():
+                return self._on_start_failed(event)
+            case WorkerLost():
+                return self._on_lost(event)
+            case TaskCommitted():
+                return self._on_committed(event)
+            case TaskFailed():
+                return self._on_failed(event)
+            case TaskClosed():
+                return self._on_closed(event)
+            case Interrupted():
+                return self._end(Ending.INTERRUPTED, "interrupted")
+
+    # -- workers -----------------------------------------------------------------------------
+
+    def _on_ready(self, event: WorkerReady) -> list[Command]:
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            worker.ready = True
+            self._start_failures = 0
+        return []
+
+    def _on_start_failed(self, event: WorkerStartFailed) -> list[Command]:
+        if self.workers.pop(event.worker, None) is None:
+            return []
+        self._start_failures += 1
+        if self._start_failures < START_FAILURES:
+            return []
+        return self._end(
+            Ending.WORKER_START,
+            f"{START_FAILURES} workers in a row failed to start; {event.reason}",
+        )
+
+    def _on_lost(self, event: WorkerLost) -> list[Command]:
+        worker = self.workers.pop(event.worker, None)
+        if worker is None:
+            return []
+        commands: list[Command] = []
+        for key in worker.holding:
+            commands += self._lose(self.entries[key], event.reason)
+        self.lost_in_a_row += 1
+        if self.lost_in_a_row > self._bearable_losses():
+            text = f"{self.lost_in_a_row} workers were lost and no shard was finished meanwhile"
+            return self._end(Ending.LOST_WORKERS, f"{text}; {event.reason}")
+        return commands
+
+    def _bearable_losses(self) -> int:
+        # A poisoned row alone in a job loses worker_attempts, then a few more while it is cut out.
+        return 2 * self.rules.workers + 2 * self.rules.worker_attempts + 4
+
+    def _lose(self, entry: Entry, reason: str) -> list[Command]:
+        entry.losses += 1
+        entry.holder = None
+        entry.reason = reason
+        if entry.losses < self._bearable(entry.task):
+            entry.state = State.PENDING
+            self._suspects.append(entry.task.key)
+            return []
+        lease = self._lease(entry, DRIVER)
+        if entry.task.rows == 1:
+            return [QuarantineTask(lease, reason)]
+        return [CloseTask(lease, entry.task.split(SPLIT_WAYS))]
+
+    def _bearable(self, task: Task) -> int:
+        """Return the lost workers that condemn a task; a part is guilty until cleared."""
+        if not task.is_part:
+            return self.rules.worker_attempts
+        return 1 if task.rows > 1 else min(2, self.rules.worker_attempts)
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def _current(self, key: str, worker: int, attempt: int) -> Entry | None:
+        """Return the entry if the report is of its current lease; stale reports change nothing."""
+        entry = self.entries.get(key)
+        if entry is None or entry.state is not State.LEASED:
+            return None
+        return entry if (entry.holder, entry.attempt) == (worker, attempt) else None
+
+    def _on_committed(self, event: TaskCommitted) -> list[Command]:
+        entry = self._current(event.key, event.worker, event.attempt)
+        if entry is None:
+            return []
+        self._release(entry)
+        self._finish(entry, State.DONE, event.rows, event.errors)
+        self.lost_in_a_row = 0
+        return self._stop_if_too_many_errors()
+
+    def _on_failed(self, event: TaskFailed) -> list[Command]:
+        entry = self._current(event.key, event.worker, event.attempt)
+        if entry is None:
+            return []
+        self._release(entry)
+        entry.failures += 1
+        entry.reason = event.reason
+        if entry.failures >= self.rules.shard_attempts:
+            self._finish(entry, State.FAILED, 0, 0)
+            return []
+        entry.state = State.PENDING
+        (self._suspects if entry.suspect else self._fresh).append(event.key)
+        return []
+
+    def _on_closed(self, event: TaskClosed) -> list[Command]:
+        entry = self._current(event.key, DRIVER, event.attempt)
+        if entry is None:
+            return []
+        self._release(entry)
+        self._finish(entry, State.DONE, 0, 0)
+        for part in entry.task.split(SPLIT_WAYS):
+            self.entries[part.key] = Entry(part)
+            self._suspects.append(part.key)
+            self._unfinished += 1
+        return []
+
+    def _release(self, entry: Entry) -> None:
+        if entry.holder is not None and entry.holder != DRIVER:
+            self.workers[entry.holder].holding.remove(entry.task.key)
+        entry.holder = None
+
+    def _finish(self, entry: Entry, state: State, rows: int, errors: int) -> None:
+        entry.state = state
+        self.rows += rows
+        self.errors += errors
+        self._unfinished -= 1
+
+    # -- what follows from the state ---------------------------------------------------------
+
+    def _stop_if_too_many_errors(self) -> list[Command]:
+        rate, finished = self.rules.max_error_rate, self.rows + self.errors
+        too_many = self.errors > rate * self._units or (
+            finished >= RATE_SAMPLE and self.errors > rate * finished
+        )
+        if not too_many or self._unfinished == 0:
+            return []
+        text = f"{self.errors} of {finished} finished rows are quarantined"
+        return self._end(Ending.ERROR_RATE, f"{text}, above limits.max_error_rate ({rate})")
+
+    def _end_if_over(self) -> list[Command]:
+        if self._unfinished:
+            return []
+        failed = [e for e in self.entries.values() if e.state is State.FAILED]
+        if not failed:
+            return self._end(Ending.COMPLETE, "")
+        names = ", ".join(e.task.key for e in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        text = f"{len(failed)} shards failed {self.rules.shard_attempts} times each ({names})"
+        return self._end(Ending.FAILED_SHARDS, f"{text}; the last error was: {failed[-1].reason}")
+
+    def _end(self, ending: Ending, reason: str) -> list[Command]:
+        self.ended = EndJob(ending, reason)
+        return [self.ended]
+
+    def _staff(self) -> list[Command]:
+        """Start workers up to the wanted number, or up to the tasks that are left."""
+        missing = min(self.rules.workers, self._unfinished) - len(self.workers)
+        commands: list[Command] = []
+        for _ in range(missing):
+            number = next(self._numbers)
+            self.workers[number] = WorkerState()
+            commands.append(StartWorker(number))
+        return commands
+
+    def _hand_out(self) -> list[Command]:
+        """Lease pending tasks, first one to every worker, then a second."""
+        commands: list[Command] = []
+        for load in range(IN_FLIGHT):
+            for number, worker in self.workers.items():
+                if not worker.ready or len(worker.holding) != load:
+                    continue
+                key = self._next_for(worker)
+                if key is not None:
+                    worker.holding.append(key)
+                    commands.append(Assign(number, self._lease(self.entries[key], number)))
+        return commands
+
+    def _next_for(self, worker: WorkerState) -> str | None:
+        """Take the next task for a worker; a second one only where nobody is left without any."""
+        if any(self.entries[key].suspect for key in worker.holding):
+            return None
+        without = sum(not other.holding for other in self.workers.values())
+        if self._fresh and (not worker.holding or len(self._fresh) > without):
+            return self._fresh.popleft()
+        if self._suspects and not worker.holding:
+            return self._suspects.popleft()
+        return None
+
+    def _lease(self, entry: Entry, holder: int) -> Lease:
+        entry.state = State.LEASED
+        entry.attempt += 1
+        entry.holder = holder
+        return Lease(entry.task, entry.attempt, self.run)
+
+    # -- looking in --------------------------------------------------------------------------
+
+    def tally(self) -> Tally:
+        """Return the counts of the job so far; parts and closed tasks count as tasks."""
+        states = [entry.state for entry in self.entries.values()]
+        return Tally(
+            tasks=len(states),
+            done=states.count(State.DONE),
+            failed=states.count(State.FAILED),
+            rows=self.rows,
+            errors=self.errors,
+            units=self._units,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two events; for tests."""
+        pending = {k for k, e in self.entries.items() if e.state is State.PENDING}
+        queued = [*self._fresh, *self._suspects]
+        assert sorted(queued) == sorted(pending), "each pending task waits in one queue, once"
+        assert not any(self.entries[key].suspect for key in self._fresh)
+        for number, worker in self.workers.items():
+            self._check_worker(number, worker)
+        held = {key for worker in self.workers.values() for key in worker.holding}
+        for key, entry in self.entries.items():
+            leased = entry.state is State.LEASED
+            assert leased == (entry.holder is not None), f"{key}: leased without a holder"
+            assert not leased or entry.holder == DRIVER or key in held, f"{key}: holder is gone"
+        over = (State.DONE, State.FAILED)
+        left = sum(entry.state not in over for entry in self.entries.values())
+        assert left == self._unfinished, "the count of unfinished tasks drifted"
+        assert self.rows + self.errors <= self._units, "more rows came out than went in"
+
+    def _check_worker(self, number: int, worker: WorkerState) -> None:
+        assert len(worker.holding) <= IN_FLIGHT, f"worker {number} holds too much"
+        assert worker.ready or not worker.holding, f"worker {number} holds before it is ready"
+        for key in worker.holding:
+            entry = self.entries[key]
+            assert entry.holder == number, f"{key}: two holders"
+            assert not entry.suspect or len(worker.holding) == 1, f"{key}: a suspect has company"

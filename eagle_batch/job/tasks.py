@@ -1,0 +1,79 @@
+"""The records that pass between driver, workers and ledger: what to make and what was made.
+
+Frozen, free of tensors, cheap to pickle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One pair of objects to make: a planned shard, or a part of one that was split."""
+
+    #: Name of the objects without folder and suffix: "part-00003", "part-00003.1".
+    key: str
+    #: Index of the planned shard in the plan.
+    shard: int
+    #: Rows [start, stop) of the planned shard.
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """Input rows of this task."""
+        return self.stop - self.start
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the planned shard was split and this is one of the pieces."""
+        return "." in self.key
+
+    def split(self, ways: int) -> tuple[Task, ...]:
+        """Return at most `ways` parts that cover these rows in order, with keys of their own."""
+        count = min(ways, self.rows)
+        edges = [self.start + self.rows * n // count for n in range(count + 1)]
+        return tuple(
+            Task(f"{self.key}.{n}", self.shard, edges[n], edges[n + 1]) for n in range(count)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a task, once; a report with another attempt number is stale."""
+
+    task: Task
+    #: 1 for the first worker that gets the task in this run.
+    attempt: int
+    #: Token of the driver's run, so that attempts of two runs never share a name.
+    run: str = ""
+
+    @property
+    def id(self) -> str:
+        """Name of this attempt, unique over all runs; it is written into the objects."""
+        return f"{self.run}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What lies in the store for a task; the line of a commit record."""
+
+    key: str
+    #: `Lease.id` of the attempt whose objects are stored.
+    attempt: str
+    rows: int
+    errors: int
+    data_bytes: int
+    data_sha256: str
+    errors_bytes: int
+    errors_sha256: str
+    #: Generated tokens in the data object.
+    tokens: int = 0
+    #: Parts of a task that was closed with a zero-row object to be split.
+    parts: tuple[Task, ...] = ()
+
+    @property
+    def units(self) -> int:
+        """Rows x samples that this pair of objects accounts for."""
+        return self.rows + self.errors
