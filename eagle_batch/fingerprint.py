@@ -1,0 +1,130 @@
+"""What makes two jobs the same job: the part of a pipeline that can change results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eagle_batch.pipeline import Pipeline
+
+#: Keys whose change leaves every row as it was: a resume may change them.
+_FREE_KEYS = frozenset(
+    {
+        ("name",),
+        ("input", "path"),
+        ("speculation",),
+        ("engine",),
+        ("workers",),
+        ("output", "path"),
+        ("output", "compression"),
+        ("limits",),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InputIdentity:
+    """What tells whether an input file is still the same, wherever it lies."""
+
+    name: str
+    size: int
+    rows: int
+    #: The store's checksum, our own, or the time of change, in that order of preference.
+    tag: str
+
+
+def resolved(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the pipeline as plain data, every default written out; `parse_pipeline` reads it."""
+    return pipeline.model_dump(mode="json")
+
+
+def fingerprint(pipeline: Pipeline, inputs: Sequence[InputIdentity]) -> str:
+    """Return the SHA-256 of all that can change results: settings, and the identity of the inputs.
+
+    Speculation, engine, workers, limits, compression and where things lie are left out.
+    """
+    material = {
+        "inputs": [asdict(item) for item in inputs],
+        "pipeline": _without_free_keys(resolved(pipeline)),
+    }
+    text = json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def explain_difference(
+    old_resolved: dict[str, Any],
+    new_resolved: dict[str, Any],
+    old_inputs: Sequence[InputIdentity] = (),
+    new_inputs: Sequence[InputIdentity] = (),
+) -> list[str]:
+    """Return one line for each key, and each input file, whose change can change results."""
+    old = dict(_leaves(_without_free_keys(old_resolved)))
+    new = dict(_leaves(_without_free_keys(new_resolved)))
+    lines = [
+        f"{key}: was {_text(old, key)}, is now {_text(new, key)}"
+        for key in dict.fromkeys([*old, *new])
+        if (key in old, old.get(key)) != (key in new, new.get(key))
+    ]
+    return lines + _changed_inputs(old_inputs, new_inputs)
+
+
+def _without_free_keys(data: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        path = (*prefix, key)
+        if path not in _FREE_KEYS:
+            kept[key] = _without_free_keys(value, path) if isinstance(value, dict) else value
+    return kept
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    children: Iterator[tuple[Any, Any]] | None = None
+    if isinstance(value, dict) and value:
+        children = iter(value.items())
+    elif isinstance(value, list) and value:
+        children = iter(enumerate(value))
+    if children is None:
+        yield prefix, value
+        return
+    for key, child in children:
+        yield from _leaves(child, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _text(leaves: dict[str, Any], key: str, limit: int = 100) -> str:
+    if key not in leaves:
+        return "absent"
+    text = json.dumps(leaves[key], ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _changed_inputs(old: Sequence[InputIdentity], new: Sequence[InputIdentity]) -> list[str]:
+    before = {item.name: item for item in old}
+    after = {item.name: item for item in new}
+    lines = [
+        f"input.path: file {name} {_change(before.get(name), after.get(name))}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+    if not lines and [item.name for item in old] != [item.name for item in new]:
+        lines.append("input.path: the same files come in another order")
+    return lines
+
+
+def _change(old: InputIdentity | None, new: InputIdentity | None) -> str:
+    if old is None:
+        return "is new"
+    if new is None:
+        return "is gone"
+    parts = [
+        f"{what}: was {was}, is now {now}"
+        for what, was, now in (
+            ("size", old.size, new.size),
+            ("rows", old.rows, new.rows),
+            ("content tag", old.tag, new.tag),
+        )
+        if was != now
+    ]
+    return "changed (" + "; ".join(parts) + ")"
