@@ -3,8 +3,8 @@ r"""Who works on what: a pure state machine, events in, commands out, no clock a
     pending --Assign--> leased --TaskCommitted--> done
        ^                  |  \--TaskFailed, too often--> failed
        |                  |
-       +--TaskFailed------+   (a failure of the work: counted against `shard_attempts`)
-       +--WorkerLost------+   (a loss of the worker: counted against `worker_attempts`)
+       +--TaskFailed------+   (a failure of the work)
+       +--WorkerLost------+   (a loss of the worker; counted apart)
 
 A task that has lost a worker is a suspect: it runs alone on its worker, so that the next loss is
 its own. One that goes on killing workers is leased to the driver, which closes its key; its parts
@@ -45,8 +45,6 @@ DRIVER = -1
 IN_FLIGHT = 2
 #: Parts of a split: few rounds of dying workers until the row that kills them is alone.
 SPLIT_WAYS = 8
-#: Failures of starting a worker, with none started in between, that end the job.
-START_FAILURES = 3
 #: Finished units before the share of errors among them means something.
 RATE_SAMPLE = 100
 
@@ -68,9 +66,9 @@ class Rules:
     workers: int
     #: Rows made of each input row.
     samples: int = 1
-    #: Workers that a planned shard may lose before it is split.
+    #: Starts of workers that may fail in a row before the job ends.
     worker_attempts: int = 3
-    #: Times that the work on a task may fail before the task is given up.
+    #: Times that a task may fail before it is given up, and workers it may lose before it is split.
     shard_attempts: int = 3
     #: Share of quarantined units above which the job stops early.
     max_error_rate: float = 0.1
@@ -200,12 +198,10 @@ class Coordinator:
         if self.workers.pop(event.worker, None) is None:
             return []
         self._start_failures += 1
-        if self._start_failures < START_FAILURES:
+        if self._start_failures < self.rules.worker_attempts:
             return []
-        return self._end(
-            Ending.WORKER_START,
-            f"{START_FAILURES} workers in a row failed to start; {event.reason}",
-        )
+        text = f"{self._start_failures} workers in a row failed to start"
+        return self._end(Ending.WORKER_START, f"{text}; {event.reason}")
 
     def _on_lost(self, event: WorkerLost) -> list[Command]:
         worker = self.workers.pop(event.worker, None)
@@ -221,8 +217,8 @@ class Coordinator:
         return commands
 
     def _bearable_losses(self) -> int:
-        # A poisoned row alone in a job loses worker_attempts, then a few more while it is cut out.
-        return 2 * self.rules.workers + 2 * self.rules.worker_attempts + 4
+        # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out.
+        return 2 * self.rules.workers + 2 * self.rules.shard_attempts + 4
 
     def _lose(self, entry: Entry, reason: str) -> list[Command]:
         entry.losses += 1
@@ -240,8 +236,8 @@ class Coordinator:
     def _bearable(self, task: Task) -> int:
         """Return the lost workers that condemn a task; a part is guilty until cleared."""
         if not task.is_part:
-            return self.rules.worker_attempts
-        return 1 if task.rows > 1 else min(2, self.rules.worker_attempts)
+            return self.rules.shard_attempts
+        return 1 if task.rows > 1 else min(2, self.rules.shard_attempts)
 
     # -- tasks -------------------------------------------------------------------------------
 

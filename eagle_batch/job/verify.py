@@ -1,0 +1,250 @@
+"""Whether an output is whole, proved from the output alone: rows in = rows out + quarantined.
+
+Every object is read and compared with its footer, its record and the plan; every finding is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from eagle_batch.errors import LedgerError
+from eagle_batch.job.ledger import Identity, latest, read_identity, read_records
+from eagle_batch.job.objects import (
+    DATA,
+    ERRORS,
+    VERSION,
+    Footer,
+    data_key,
+    decode,
+    errors_key,
+    sha256,
+)
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.tasks import Commit, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with an output."""
+
+    #: missing, damaged, foreign, mismatch, duplicate, forged_record, record_missing or unfinished.
+    kind: str
+    #: The object, and the line of a record.
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` found."""
+
+    output: str
+    rows_in: int
+    rows_out: int
+    quarantined: int
+    objects: int
+    tokens: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every row that went in is in the output, once, or in the error table, once."""
+        return not self.findings and self.rows_in == self.rows_out + self.quarantined
+
+
+def verify(output: str | Store) -> VerifyReport:
+    """Read a whole output and prove that no row is lost, twice or hidden; name what is wrong.
+
+    Raises LedgerError when it is not the output of a job, StoreError when it cannot be read.
+    """
+    store = open_store(output) if isinstance(output, str) else output
+    return _Verifier(store, read_identity(store)).run()
+
+
+@dataclass(slots=True)
+class _Verifier:
+    store: Store
+    identity: Identity
+    findings: list[Finding] = field(default_factory=list)
+    #: (id, sample) of every row seen, and where.
+    seen: dict[tuple[str, int], str] = field(default_factory=dict)
+    rows: int = 0
+    errors: int = 0
+    tokens: int = 0
+    objects: int = 0
+    schema: pa.Schema | None = None
+
+    def run(self) -> VerifyReport:
+        listed = self.store.list(DATA) | self.store.list(ERRORS)
+        records = self._records()
+        tasks = list(self.identity.tasks)
+        for task in tasks:  # grows by the parts of closed tasks while we go
+            tasks += self._task(task, listed, records.get(task.key))
+        self._strangers(tasks, listed, records)
+        return VerifyReport(
+            output=self.store.name,
+            rows_in=self.identity.units,
+            rows_out=self.rows,
+            quarantined=self.errors,
+            objects=self.objects,
+            tokens=self.tokens,
+            findings=tuple(self.findings),
+        )
+
+    def _find(self, kind: str, where: str, message: str) -> None:
+        self.findings.append(Finding(kind, where, message))
+
+    def _records(self) -> dict[str, Commit]:
+        try:
+            return latest(read_records(self.store))
+        except LedgerError as error:
+            where, _, text = str(error).partition(": ")
+            self._find("forged_record", where, text)
+            return {}
+
+    def _task(self, task: Task, listed: Iterable[str], record: Commit | None) -> tuple[Task, ...]:
+        key = data_key(task.key)
+        if key not in listed:
+            if record is None:
+                self._find("unfinished", key, "not made yet; run the job again to make it")
+            else:
+                self._find("missing", key, "was committed and is gone")
+            return ()
+        data = self._read(key)
+        errors = self._read(errors_key(task.key))
+        if data is None or errors is None:
+            return ()
+        self._compare(task, data, errors)
+        self._compare_record(task, data, errors, record)
+        self._take_rows(data, errors)
+        return data.footer.parts
+
+    def _read(self, key: str) -> _Object | None:
+        stored = self.store.get(key)
+        if stored is None:
+            self._find("missing", key, "there is no such object")
+            return None
+        self.objects += 1
+        try:
+            table, footer = decode(key, stored)
+        except LedgerError as error:
+            self._find("damaged", key, str(error).partition(": ")[2])
+            return None
+        return _Object(key, table, footer, len(stored), sha256(stored))
+
+    def _compare(self, task: Task, data: _Object, errors: _Object) -> None:
+        for item in (data, errors):
+            for holds, kind, text in self._rules(task, item):
+                if not holds:
+                    self._find(kind, item.key, text)
+        footer = data.footer
+        wanted = 0 if footer.parts else task.rows * self.identity.samples
+        rules = (
+            (footer.rows == data.table.num_rows, f"holds {data.table.num_rows} rows"),
+            (footer.errors == errors.table.num_rows, f"{errors.table.num_rows} rows in errors/"),
+            (footer.rows + footer.errors == wanted, f"the plan wants {wanted} rows"),
+            (footer.errors_sha256 == errors.sha256, "another errors object than it was put with"),
+            (_covers(task, footer.parts), "its parts do not cover its rows"),
+        )
+        says = f"; its metadata says {footer.rows} rows and {footer.errors} quarantined"
+        for holds, text in rules:
+            if not holds:
+                self._find("mismatch", data.key, text + says)
+        self._compare_schema(data)
+
+    def _rules(self, task: Task, item: _Object) -> tuple[tuple[bool, str, str], ...]:
+        footer = item.footer
+        return (
+            (footer.version == VERSION, "foreign", f"layout version {footer.version}"),
+            (
+                footer.fingerprint == self.identity.fingerprint,
+                "foreign",
+                f"fingerprint {footer.fingerprint[:12]} is of another job",
+            ),
+            (footer.shard == task.key, "foreign", f"was written as {footer.shard}"),
+        )
+
+    def _compare_schema(self, data: _Object) -> None:
+        schema = data.table.schema.remove_metadata()
+        if self.schema is None:
+            self.schema = schema
+        elif not schema.equals(self.schema):
+            self._find("mismatch", data.key, "its columns differ from those of the first object")
+
+    def _compare_record(
+        self, task: Task, data: _Object, errors: _Object, record: Commit | None
+    ) -> None:
+        if record is None:
+            self._find("record_missing", data.key, "no commit record; run the job again to adopt")
+            return
+        footer = data.footer
+        pairs: tuple[tuple[str, Any, Any], ...] = (
+            ("attempt", record.attempt, footer.attempt),
+            ("rows", record.rows, footer.rows),
+            ("errors", record.errors, footer.errors),
+            ("tokens", record.tokens, footer.tokens),
+            ("parts", record.parts, footer.parts),
+            ("data_bytes", record.data_bytes, data.size),
+            ("data_sha256", record.data_sha256, data.sha256),
+            ("errors_bytes", record.errors_bytes, errors.size),
+            ("errors_sha256", record.errors_sha256, errors.sha256),
+        )
+        wrong = [f"{name} is {says}, found {found}" for name, says, found in pairs if says != found]
+        if wrong:
+            self._find("forged_record", f"record of {task.key}", "; ".join(wrong))
+
+    def _take_rows(self, data: _Object, errors: _Object) -> None:
+        self.rows += data.table.num_rows
+        self.errors += errors.table.num_rows
+        self.tokens += data.footer.tokens
+        for item in (data, errors):
+            self._take_ids(item)
+
+    def _take_ids(self, item: _Object) -> None:
+        if not {"id", "sample"} <= set(item.table.schema.names):
+            self._find("mismatch", item.key, "has no columns id and sample")
+            return
+        ids = item.table.column("id").to_pylist()
+        samples = item.table.column("sample").to_pylist()
+        for pair in zip(ids, samples, strict=True):
+            first = self.seen.setdefault(pair, item.key)
+            if first != item.key:
+                text = f"id {pair[0]!r}, sample {pair[1]} is also in {first}"
+                self._find("duplicate", item.key, text)
+        repeated = len(ids) - len(set(zip(ids, samples, strict=True)))
+        if repeated:
+            self._find("duplicate", item.key, f"{repeated} rows are in it more than once")
+
+    def _strangers(
+        self, tasks: Iterable[Task], listed: Iterable[str], records: dict[str, Commit]
+    ) -> None:
+        keys = {task.key for task in tasks}
+        ours = {name(key) for key in keys for name in (data_key, errors_key)}
+        for key in sorted(set(listed) - ours):
+            self._find("foreign", key, "this job did not write it")
+        for key in sorted(set(records) - keys):
+            self._find("forged_record", f"record of {key}", "the plan has no such shard")
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    key: str
+    table: pa.Table
+    footer: Footer
+    size: int
+    sha256: str
+
+
+def _covers(task: Task, parts: tuple[Task, ...]) -> bool:
+    if not parts:
+        return True
+    edges = [part.start for part in parts] + [parts[-1].stop]
+    starts = [parts[0].start] + [part.stop for part in parts]
+    return edges == starts and (edges[0], edges[-1]) == (task.start, task.stop)

@@ -1,0 +1,235 @@
+"""What a resume finds, adopts, makes again or refuses; over a local disk and an object store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_batch.errors import LedgerError, OutputBusyError
+from eagle_batch.job.ledger import Ledger, Scan, latest, read_identity, read_records
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.tasks import Lease, Task
+from tests.job.support import (
+    QUICK,
+    errors,
+    identity,
+    ledger,
+    objects,
+    put,
+    put_all,
+    rows,
+)
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    root = str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+    return open_store(root, QUICK)
+
+
+JOB = identity()
+
+
+def scan(store: Store, **changes: object) -> Scan:
+    book = ledger(store, identity(**changes), run="later")  # type: ignore[arg-type]
+    try:
+        return book.open({})
+    finally:
+        book.close()
+
+
+def test_a_fresh_output_has_everything_left_to_do(store: Store) -> None:
+    found = scan(store)
+    assert found.tasks == JOB.tasks
+    assert found.commits == {}
+    assert not found.complete
+
+
+def test_the_job_is_written_down_and_read_back(store: Store) -> None:
+    scan(store)
+    assert read_identity(store) == JOB
+
+
+def test_a_recorded_commit_is_done(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    commit = put(store, JOB, JOB.tasks[1])
+    book.record(commit)
+    book.close()
+    found = scan(store)
+    assert found.commits == {"part-00001": commit}
+    assert found.adopted == ()
+
+
+def test_a_complete_object_without_a_record_is_adopted_and_then_recorded(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    commit = put(store, JOB, JOB.tasks[1])
+    book.close()
+    assert scan(store).adopted == ("part-00001",)
+    again = scan(store)
+    assert (again.adopted, again.commits) == ((), {"part-00001": commit})
+
+
+def test_an_errors_object_alone_is_no_commit(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    put(store, JOB, JOB.tasks[0])
+    store.delete("data/part-00000.parquet")
+    book.close()
+    assert scan(store).commits == {}
+
+
+def test_a_torn_object_is_moved_away_and_made_again(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    put(store, JOB, JOB.tasks[0])
+    whole = store.get("data/part-00000.parquet") or b""
+    store.put_replace("data/part-00000.parquet", whole[:-7])
+    book.close()
+    found = scan(store)
+    assert (found.damaged, found.commits) == (("part-00000",), {})
+    assert store.list("data") == {}
+    assert store.get("_job/damaged/part-00000.parquet") == whole[:-7]
+
+
+def test_a_recorded_object_that_is_gone_is_made_again_and_its_record_retracted(
+    store: Store,
+) -> None:
+    put_all(store, JOB)
+    store.delete("data/part-00001.parquet")
+    found = scan(store)
+    assert found.missing == ("part-00001",)
+    assert set(found.commits) == {"part-00000", "part-00002"}
+    assert "part-00001" not in latest(read_records(store))
+    put_all(store, JOB, run="third")
+    assert scan(store).complete
+
+
+def test_a_recorded_object_of_another_size_is_refused(store: Store) -> None:
+    put_all(store, JOB)
+    store.put_replace("data/part-00001.parquet", b"PAR1 something else PAR1")
+    with pytest.raises(LedgerError, match=r"part-00001 have 24 and \d+ bytes"):
+        scan(store)
+
+
+@pytest.mark.parametrize("key", ["data/part-00009.parquet", "errors/mine.parquet"])
+def test_a_parquet_file_that_is_not_ours_is_refused(store: Store, key: str) -> None:
+    put_all(store, JOB)
+    store.put_new(key, b"PAR1")
+    with pytest.raises(LedgerError, match=key):
+        scan(store)
+
+
+def test_data_without_a_job_is_refused_and_left_alone(store: Store) -> None:
+    store.put_new("data/old.parquet", b"PAR1")
+    with pytest.raises(LedgerError, match=r"data/old.parquet but no _job/pipeline.json"):
+        scan(store)
+    assert store.get("_job/pipeline.json") is None
+
+
+def test_a_changed_pipeline_is_refused_and_the_changed_keys_are_named(store: Store) -> None:
+    put_all(store, JOB)
+    changed = {"name": "t", "seed": 1, "target": {"model": "m"}}
+    with pytest.raises(LedgerError, match="seed: was 0, is now 1"):
+        scan(store, fingerprint="0" * 64, resolved=changed)
+
+
+def test_a_refusal_gives_the_lock_back(store: Store) -> None:
+    put_all(store, JOB)
+    with pytest.raises(LedgerError):
+        scan(store, fingerprint="0" * 64)
+    assert scan(store).complete
+
+
+def test_a_finished_job_is_complete(store: Store) -> None:
+    put_all(store, JOB)
+    assert scan(store).complete
+
+
+def test_two_drivers_cannot_open_one_output(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    with pytest.raises(OutputBusyError):
+        ledger(store, JOB, "run2").open({})
+    book.close()
+
+
+def test_the_parts_of_a_closed_task_are_found_from_the_output_alone(store: Store) -> None:
+    """The driver died after closing the parent and before anything else was recorded."""
+    book = ledger(store, JOB)
+    book.open({})
+    parent = JOB.tasks[0]
+    parts = parent.split(2)
+    none = rows(parent).slice(0, 0)
+    objects(store, JOB).put(Lease(parent, 4, "run1"), none, errors(parent), parts=parts)
+    put(store, JOB, parts[1])
+    book.close()
+    found = scan(store)
+    assert found.tasks == (*JOB.tasks, *parts)
+    assert set(found.commits) == {"part-00000", "part-00000.1"}
+
+
+def test_records_go_out_in_batches_one_new_object_each(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    for task in JOB.tasks:
+        book.record(put(store, JOB, task))
+    book.tend()
+    assert store.list("_job/commits") == {}
+    book.flush()
+    book.close()
+    [key] = store.list("_job/commits")
+    assert key == "_job/commits/000000-run1.jsonl"
+    lines = (store.get(key) or b"").decode().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == [task.key for task in JOB.tasks]
+
+
+def test_waiting_records_are_written_after_a_while(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), QUICK)
+    now = [1000.0]
+    book = Ledger(store, JOB, objects(store, JOB), "run1", clock=lambda: now[0])
+    book.open({})
+    book.record(put(store, JOB, JOB.tasks[0]))
+    now[0] += 6
+    book.tend()
+    assert len(read_records(store)) == 1
+    book.close()
+
+
+def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), QUICK)
+    scan(store)
+    (tmp_path / "data").mkdir()
+    left = tmp_path / "data" / ".part-00000.parquet.ab12.tmp"
+    left.write_bytes(b"half")
+    scan(store)
+    assert not left.exists()
+
+
+def test_each_run_leaves_its_settings(store: Store) -> None:
+    for run in ("one", "two"):
+        book = ledger(store, JOB, run)
+        book.open({"command": ["eagle-batch", "submit"]})
+        book.close()
+    keys = sorted(store.list("_job/runs"))
+    assert keys == ["_job/runs/000000-one.json", "_job/runs/000001-two.json"]
+    assert json.loads(store.get(keys[1]) or b"")["command"] == ["eagle-batch", "submit"]
+
+
+def test_a_line_that_is_no_record_is_named(store: Store) -> None:
+    store.put_new("_job/commits/000000-x.jsonl", b'{"retracted": "part-00000"}\n{"key": 1}\n')
+    with pytest.raises(LedgerError, match=r"_job/commits/000000-x.jsonl:2: not a commit record"):
+        read_records(store)
+
+
+def test_an_object_of_this_job_with_fewer_rows_is_refused_by_name(store: Store) -> None:
+    book = ledger(store, JOB)
+    book.open({})
+    short = Task("part-00000", 0, 0, 3)
+    put(store, JOB, short)
+    book.close()
+    with pytest.raises(LedgerError, match=r"part-00000.parquet: accounts for 3 \+ 0 rows, not 4"):
+        scan(store)
