@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eagle_batch.pipeline import Pipeline
+from pydantic import BaseModel
 
 #: Keys whose change leaves every row as it was: a resume may change them.
 _FREE_KEYS = frozenset(
@@ -36,12 +36,12 @@ class InputIdentity:
     tag: str
 
 
-def resolved(pipeline: Pipeline) -> dict[str, Any]:
+def resolved(pipeline: BaseModel) -> dict[str, Any]:
     """Return the pipeline as plain data, every default written out; `parse_pipeline` reads it."""
     return pipeline.model_dump(mode="json")
 
 
-def fingerprint(pipeline: Pipeline, inputs: Sequence[InputIdentity]) -> str:
+def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity]) -> str:
     """Return the SHA-256 of all that can change results: settings, and the identity of the inputs.
 
     Speculation, engine, workers, limits, compression and where things lie are left out.

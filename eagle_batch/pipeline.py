@@ -13,10 +13,33 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from eagle_batch.errors import ConfigError
+from eagle_batch.fingerprint import InputIdentity, explain_difference, fingerprint, resolved
 from eagle_batch.locations import locate, locate_model
 from eagle_batch.overrides import Key, apply_overrides
 from eagle_batch.problems import Rule, broken_rules, explain_problems
 from eagle_batch.strict_yaml import read_yaml
+
+__all__ = [
+    "OUTPUT_COLUMNS",
+    "ROW_VARIABLE",
+    "EngineOptions",
+    "Input",
+    "InputIdentity",
+    "Limits",
+    "Message",
+    "Output",
+    "Pipeline",
+    "Sampling",
+    "Speculation",
+    "Stage",
+    "Target",
+    "Workers",
+    "explain_difference",
+    "fingerprint",
+    "load_pipeline",
+    "parse_pipeline",
+    "resolved",
+]
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
 OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids")

@@ -1,0 +1,196 @@
+"""What a pipeline would do: all its problems at once, or a summary; starts and writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import fsspec
+
+from eagle_batch.data.chat import ChatTemplate, model_folder
+from eagle_batch.data.plan import Plan, make_plan
+from eagle_batch.data.prompts import Prompter, load_chat
+from eagle_batch.data.rows import RowReader
+from eagle_batch.data.schema import output_schema, schema_problems
+from eagle_batch.data.sources import DataSet, InputFile, survey
+from eagle_batch.data.templates import StageTemplate, compile_stages
+from eagle_batch.errors import ConfigError, RequestError
+from eagle_batch.locations import DEMO_PREFIX, is_demo, is_url
+from eagle_batch.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What `eagle-batch plan` prints."""
+
+    name: str
+    fingerprint: str
+    files: tuple[InputFile, ...]
+    #: Input rows, and output rows: `rows` times `samples`.
+    rows: int
+    samples: int
+    output_rows: int
+    shards: int
+    #: Rows of the largest shard.
+    rows_per_shard: int
+    stages: tuple[str, ...]
+    #: Prompt of the first row in the first stage, or why it has none.
+    first_prompt: str
+    output_columns: tuple[tuple[str, str], ...]
+    output_path: str
+    #: Keys of the first and the last data object below the output.
+    first_key: str
+    last_key: str
+    workers: str
+    #: Things that are allowed and perhaps not meant.
+    notes: tuple[str, ...]
+
+
+def check(pipeline: Pipeline) -> None:
+    """Check what can be checked without starting; raises ConfigError with all problems."""
+    prepare(pipeline)
+
+
+def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
+    """Check a pipeline and return its plan and prompts; raises ConfigError with all problems."""
+    problems: list[str] = []
+    stages: tuple[StageTemplate, ...] = ()
+    chat: ChatTemplate | None = None
+    with _collecting(problems):
+        stages = compile_stages(pipeline.stages)
+    with _collecting(problems):
+        chat = _chat(pipeline)
+    prompter = Prompter(stages, chat)
+    problems += prompter.problems()
+    problems += _head_problems(pipeline) + _output_problems(pipeline)
+    with _collecting(problems):
+        data = survey(pipeline)
+        problems += _column_problems(pipeline, data, stages)
+        plan = make_plan(pipeline, data)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    return plan, prompter
+
+
+def _chat(pipeline: Pipeline) -> ChatTemplate | None:
+    if any(stage.messages is not None for stage in pipeline.stages):
+        return load_chat(pipeline)
+    model_folder(pipeline.target.model, pipeline.target.revision)  # It must be there all the same.
+    return None
+
+
+def describe(pipeline: Pipeline) -> PlanSummary:
+    """Return what the pipeline would do; raises ConfigError with all its problems."""
+    plan, prompter = prepare(pipeline)
+    schema = output_schema(pipeline, plan.schema)
+    return PlanSummary(
+        name=pipeline.name,
+        fingerprint=plan.fingerprint,
+        files=plan.files,
+        rows=plan.rows,
+        samples=pipeline.samples,
+        output_rows=plan.rows * pipeline.samples,
+        shards=len(plan.shards),
+        rows_per_shard=max(shard.rows for shard in plan.shards),
+        stages=tuple(stage.name for stage in pipeline.stages),
+        first_prompt=_first_prompt(pipeline, plan, prompter),
+        output_columns=tuple((field.name, str(field.type)) for field in schema),
+        output_path=pipeline.output.path,
+        first_key=f"data/{plan.shards[0].key}.parquet",
+        last_key=f"data/{plan.shards[-1].key}.parquet",
+        workers=_workers(pipeline),
+        notes=tuple(_notes(pipeline, prompter)),
+    )
+
+
+@contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        problems.extend(error.problems)
+
+
+def _column_problems(
+    pipeline: Pipeline, data: DataSet, stages: tuple[StageTemplate, ...]
+) -> list[str]:
+    names = [stage.name for stage in pipeline.stages]
+    problems = schema_problems(pipeline, data.schema)
+    for template in stages:
+        problems += template.problems(data.schema.names, names)
+    return problems
+
+
+def _head_problems(pipeline: Pipeline) -> list[str]:
+    head = pipeline.speculation.head
+    if head is None:
+        return []
+    if is_demo(head):
+        return _demo_head_problems(head)
+    folder = Path(head)
+    if (folder / "config.json").is_file():
+        return []
+    found = "has no config.json" if folder.is_dir() else "is no folder"
+    line = (
+        f"speculation.head: {head} {found}; expected the folder of an EAGLE head; download or "
+        "train one, or set speculation.method: none and remove the head"
+    )
+    return [line]
+
+
+def _demo_head_problems(head: str) -> list[str]:
+    from eagle_batch import demo
+
+    try:
+        demo.head_path(head.removeprefix(DEMO_PREFIX))
+    except ConfigError as error:
+        return [f"speculation.head: {problem}" for problem in error.problems]
+    return []
+
+
+def _output_problems(pipeline: Pipeline) -> list[str]:
+    path = pipeline.output.path
+    if is_url(path):
+        return _store_problems(path)
+    nearest = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+    if not nearest.is_dir():
+        return [f"output.path: {nearest} is a file; expected a folder, existing or new"]
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return [f"output.path: {nearest} is not writable; choose a folder that you may write to"]
+    return []
+
+
+def _store_problems(path: str) -> list[str]:
+    try:
+        fsspec.core.url_to_fs(path)
+    except (ValueError, ImportError, OSError) as error:
+        return [f"output.path: {path}: {error}"]
+    return []
+
+
+def _first_prompt(pipeline: Pipeline, plan: Plan, prompter: Prompter) -> str:
+    rows = RowReader(pipeline, plan, prompter.stages).read(plan.shards[0], 0, 1)
+    try:
+        return prompter.render(0, rows.values(0))
+    except RequestError as error:
+        return f"(row {rows.ids[0]} has no prompt: {error.reason}: {error.message})"
+
+
+def _workers(pipeline: Pipeline) -> str:
+    workers = pipeline.workers
+    count = "one for each GPU" if workers.count == "auto" else str(workers.count)
+    gpus = "a GPU if there is one" if workers.gpus == "auto" else f"{workers.gpus:g} GPUs"
+    return f"{count}, each with {workers.cpus:g} CPUs and {gpus}"
+
+
+def _notes(pipeline: Pipeline, prompter: Prompter) -> Iterator[str]:
+    if pipeline.samples > 1 and all(s.sampling.temperature == 0 for s in pipeline.stages):
+        yield (
+            f"samples: {pipeline.samples} samples at temperature 0 are all the same text; "
+            "raise stages.*.sampling.temperature or set samples: 1"
+        )
+    if prompter.chat is not None and prompter.chat.uses_clock:
+        yield "target.model: its chat template may print today's date into every prompt"

@@ -1,0 +1,203 @@
+"""The declared schemas of the output and of the error table, and tables that have exactly them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eagle_batch.errors import Reason
+from eagle_batch.pipeline import OUTPUT_COLUMNS, Pipeline
+from eagle_batch.problems import suggestion
+
+GENERATION = pa.struct(
+    [
+        pa.field("stage", pa.string()),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("completion_tokens", pa.int32()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("target_passes", pa.int32()),
+        pa.field("drafted", pa.int32()),
+        pa.field("accepted", pa.int32()),
+        pa.field("acceptance_length", pa.float32()),
+        pa.field("seed", pa.int64()),
+    ]
+)
+TOKEN_IDS = pa.struct([pa.field("stage", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
+
+ERROR_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        pa.field("sample", pa.int32()),
+        pa.field("stage", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field("attempt", pa.int32()),
+        pa.field("row", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How one stage's text came about; an item of the `generation` column."""
+
+    stage: str
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    target_passes: int
+    drafted: int
+    accepted: int
+    acceptance_length: float
+    #: Address of the completion's noise.
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """One finished row: texts and statistics by stage, in the order of the stages."""
+
+    id: str
+    sample: int
+    #: Position of the input row in the table that is passed through.
+    row: int
+    texts: tuple[str, ...]
+    generation: tuple[Generation, ...]
+    #: Token ids by stage; only written with output.token_ids.
+    token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One quarantined row."""
+
+    id: str
+    sample: int
+    stage: str
+    reason: Reason
+    message: str
+    attempt: int
+    #: The input row as JSON.
+    row: str
+
+
+def passthrough_columns(pipeline: Pipeline, source: pa.Schema) -> tuple[str, ...]:
+    """Return the source columns that the output repeats; an id column named `id` becomes ours."""
+    chosen = source.names if pipeline.input.columns is None else pipeline.input.columns
+    ours = {"id"} if pipeline.input.id == "id" else set()
+    return tuple(name for name in chosen if name not in ours)
+
+
+def output_schema(pipeline: Pipeline, source: pa.Schema) -> pa.Schema:
+    """Return the schema of every data object; the same for shards of no rows or only nulls."""
+    fields = [pa.field("id", pa.string()), pa.field("sample", pa.int32())]
+    fields += [source.field(name) for name in passthrough_columns(pipeline, source)]
+    fields += [pa.field(stage.name, pa.string()) for stage in pipeline.stages]
+    fields += [
+        pa.field("generation", pa.list_(GENERATION)),
+        pa.field("model", pa.string()),
+        pa.field("head", pa.string()),
+    ]
+    if pipeline.output.token_ids:
+        fields.append(pa.field("token_ids", pa.list_(TOKEN_IDS)))
+    return pa.schema(fields)
+
+
+def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table) -> pa.Table:
+    """Return finished rows as a table of `output_schema`; `source` holds the input rows."""
+    passed = passthrough_columns(pipeline, source.schema)
+    taken = source.select(list(passed)).take(pa.array([row.row for row in rows], pa.int64()))
+    schema = output_schema(pipeline, source.schema)
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {
+        "id": pa.array([row.id for row in rows], pa.string()),
+        "sample": pa.array([row.sample for row in rows], pa.int32()),
+        "generation": pa.array(
+            [[asdict(item) for item in row.generation] for row in rows], pa.list_(GENERATION)
+        ),
+        "model": pa.array([pipeline.target.model] * len(rows), pa.string()),
+        "head": pa.array([pipeline.speculation.head] * len(rows), pa.string()),
+    }
+    for index, stage in enumerate(pipeline.stages):
+        columns[stage.name] = pa.array([row.texts[index] for row in rows], pa.string())
+    columns |= dict(zip(passed, taken.columns, strict=True))
+    if pipeline.output.token_ids:
+        ids = [_token_ids(pipeline, row) for row in rows]
+        columns["token_ids"] = pa.array(ids, pa.list_(TOKEN_IDS))
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def error_table(rows: Sequence[ErrorRow]) -> pa.Table:
+    """Return quarantined rows as a table of `ERROR_SCHEMA`."""
+    return pa.Table.from_pylist([asdict(row) for row in rows], schema=ERROR_SCHEMA)
+
+
+def schema_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
+    """Return one line for each column that is missing, has a name of ours or cannot be written."""
+    chosen = source.names if pipeline.input.columns is None else pipeline.input.columns
+    missing = [name for name in chosen if name not in source.names]
+    lines = [_missing(name, source.names) for name in missing]
+    lines += [
+        f"input.columns: {name!r} is named twice; expected each column once"
+        for name in dict.fromkeys(chosen)
+        if list(chosen).count(name) > 1
+    ]
+    if lines:
+        return lines
+    passed = passthrough_columns(pipeline, source)
+    lines = [_taken(name) for name in passed if name in OUTPUT_COLUMNS]
+    for index, stage in enumerate(pipeline.stages):
+        if stage.name in source.names:
+            lines.append(
+                f"stages.{index}.name: found {stage.name!r}, which is a column of the input; "
+                "choose another name"
+            )
+    return lines + _unwritable(source, passed)
+
+
+def _token_ids(pipeline: Pipeline, row: OutputRow) -> list[dict[str, object]]:
+    return [
+        {"stage": stage.name, "ids": list(ids)}
+        for stage, ids in zip(pipeline.stages, row.token_ids, strict=True)
+    ]
+
+
+def _missing(name: str, known: Sequence[str]) -> str:
+    shown = ", ".join(repr(item) for item in known[:20]) + (", ..." if len(known) > 20 else "")
+    return (
+        f"input.columns: found {name!r}, which is no column; {suggestion(name, known)}"
+        f"expected one of {shown}"
+    )
+
+
+def _taken(name: str) -> str:
+    line = (
+        f"input.columns: the input has a column {name!r}, a name that the output needs for itself; "
+        "list the columns to pass through without it, or rename it"
+    )
+    return line + (" (or set input.id: id, if it names the rows)" if name == "id" else "")
+
+
+def _unwritable(source: pa.Schema, passed: Sequence[str]) -> list[str]:
+    """Try Parquet on all columns at once, and on each alone only if that fails."""
+    fields = [source.field(name) for name in passed]
+    if _write_problem(fields) is None:
+        return []
+    found = [(field, _write_problem([field])) for field in fields]
+    return [
+        f"input.columns: column {field.name!r} of type {field.type} cannot be written to Parquet "
+        f"({problem}); list the columns to pass through without it"
+        for field, problem in found
+        if problem
+    ]
+
+
+def _write_problem(fields: Sequence[pa.Field]) -> str | None:
+    try:
+        pq.ParquetWriter(io.BytesIO(), pa.schema(list(fields))).close()
+    except (pa.ArrowException, OSError) as error:
+        return " ".join(str(error).split())
+    return None
