@@ -84,7 +84,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     children: Iterator[tuple[Any, Any]] | None = None
     if isinstance(value, dict) and value:
         children = iter(value.items())
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         children = iter(enumerate(value))
     if children is None:
         yield prefix, value
