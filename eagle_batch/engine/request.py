@@ -9,7 +9,8 @@ import hashlib
 from dataclasses import dataclass, fields
 from typing import Literal
 
-FinishReason = Literal["eos", "stop", "length", "context"]
+#: "overflow": the target's logits were not finite; the text is empty and the row is quarantined.
+FinishReason = Literal["eos", "stop", "length", "context", "overflow"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""Where the time of a round goes: prefill, draft, verify, host.
+
+On the CPU a phase is timed where it runs. On CUDA a phase only enqueues work, so events are recorded
+and read after the round's own synchronisation; timing adds none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+Phase = Literal["prefill", "draft", "verify"]
+
+
+class PhaseClock:
+    """Adds up seconds by phase; what is in no phase is the host's share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._pending: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
+        self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
+        self.total = 0.0
+
+    @property
+    def host(self) -> float:
+        """Seconds of steps that were spent in no phase."""
+        return max(0.0, self.total - sum(self.seconds.values()))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time a whole engine step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._collect()
+            self.total += time.perf_counter() - start
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Attribute what runs inside to a phase."""
+        if not self._cuda:
+            start = time.perf_counter()
+            yield
+            self.seconds[name] += time.perf_counter() - start
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._pending.append((name, begin, end))
+
+    def _collect(self) -> None:
+        for name, begin, end in self._pending:
+            end.synchronize()
+            self.seconds[name] += begin.elapsed_time(end) / 1000.0
+        self._pending.clear()

@@ -1,0 +1,51 @@
+"""Counts what an engine did; the engine adds, metrics are read as frozen snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eagle_batch.engine.clock import PhaseClock
+from eagle_batch.engine.prefill import Prefill
+from eagle_batch.engine.request import EngineMetrics
+
+
+class Counters:
+    """Cumulative counters of one engine."""
+
+    def __init__(self, slots: int, depth: int) -> None:
+        self._slots = slots
+        self.rows = 0
+        self.completion_tokens = 0
+        self._target_passes = 0
+        self._row_passes = 0
+        self._round_tokens = 0
+        self._drafted_at = [0] * depth
+        self._accepted_at = [0] * depth
+
+    def add_round(self, accepted: Sequence[int], depth: int) -> None:
+        """Count one verification pass that accepted so many drafted tokens in each row."""
+        self._target_passes += 1
+        self._row_passes += len(accepted)
+        self._round_tokens += sum(accepted) + len(accepted)
+        for level in range(depth):
+            self._drafted_at[level] += len(accepted)
+            self._accepted_at[level] += sum(count > level for count in accepted)
+
+    def snapshot(self, clock: PhaseClock, prefill: Prefill) -> EngineMetrics:
+        """Return everything as one frozen record."""
+        return EngineMetrics(
+            rows=self.rows,
+            prompt_tokens=prefill.prompt_tokens,
+            cached_prompt_tokens=prefill.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            target_passes=self._target_passes,
+            row_passes=self._row_passes,
+            round_tokens=self._round_tokens,
+            drafted_at=tuple(self._drafted_at),
+            accepted_at=tuple(self._accepted_at),
+            slot_passes=self._target_passes * self._slots,
+            prefill_s=clock.seconds["prefill"],
+            draft_s=clock.seconds["draft"],
+            verify_s=clock.seconds["verify"],
+            host_s=clock.host,
+        )

@@ -1,0 +1,77 @@
+"""The protocol between the engine and whatever proposes tokens.
+
+Shape legend: B rows, A places of an accepted path, F feature width of the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from eagle_batch.engine.sampling import RowParams
+from eagle_batch.engine.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """Where the rows of a round stand; all tensors on the device."""
+
+    first_row: int
+    #: Last committed token of each row, whose keys are not in the target's cache yet. int64 [B].
+    root_B: Tensor
+    #: Committed tokens that have target features. int64 [B].
+    length_B: Tensor
+    #: Index of the generated token that comes after the root. int64 [B].
+    index_B: Tensor
+    params: RowParams
+    #: Greatest committed length of any row, known on the host.
+    longest: int
+
+
+class Drafter(Protocol):
+    """Proposes a tree for every row and follows what the target accepted.
+
+    A drafter cannot change the output, only how many target passes it takes.
+    """
+
+    #: Target features it wants: boundaries of decoder layers; () is the last hidden state.
+    aux_layers: tuple[int, ...]
+    #: Drafted nodes of one tree, the root excluded, and their greatest depth.
+    nodes: int
+    depth: int
+
+    def extend(
+        self,
+        first_row: int,
+        features_BAF: Tensor,
+        tokens_BA: Tensor,
+        start_B: Tensor,
+        last_B: Tensor,
+        longest: int,
+        ends_B: Tensor | None = None,
+    ) -> None:
+        """Take in committed tokens with the target's true features.
+
+        Place i of a row pairs the feature at position start + i with the token at start + i + 1; the
+        row drafts from place `last`, and places behind it are padding. longest: greatest start of any
+        row. ends_B: rows whose `last` is in this call (a chunk of a longer prompt has none yet).
+        """
+        ...
+
+    def draft(self, state: DraftState) -> DraftTree:
+        """Propose one tree for each row."""
+        ...
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy what is known of one row to another slot."""
+        ...
+
+    def snapshot(self, row: int, length: int) -> Tensor:
+        """Return what is known of the first `length` positions of a row."""
+        ...
+
+    def restore(self, row: int, columns: Tensor) -> None:
+        """Put a snapshot at the start of a row."""
+        ...

@@ -1,0 +1,76 @@
+"""When a completion ends, decided token by token on the host, and what its text is.
+
+A round may accept tokens beyond an end; they are cut here, so that nothing after an end-of-sequence
+token, a stop or the length is ever emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from eagle_batch.engine.request import Completion, FinishReason
+from eagle_batch.engine.slots import Row
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class EndRules:
+    """Applies length, end-of-sequence, stop ids and stop strings to new tokens."""
+
+    def __init__(self, eos_ids: Sequence[int], context: int, decode: Decode) -> None:
+        self._eos_ids = frozenset(eos_ids)
+        self._context = context
+        self._decode = decode
+
+    def append(self, row: Row, tokens: Sequence[int]) -> int:
+        """Append new tokens until the row ends; return how many were taken."""
+        for taken, token in enumerate(tokens, start=1):
+            row.tokens.append(token)
+            row.finish_reason = self._reason(row, token)
+            if row.finish_reason is not None:
+                return taken
+        return len(tokens)
+
+    def completion(self, row: Row) -> Completion:
+        """Return the finished row as the caller sees it."""
+        assert row.finish_reason is not None
+        text = "" if row.finish_reason == "overflow" else self._text(row)
+        return Completion(
+            request_id=row.request.id,
+            token_ids=tuple(row.tokens),
+            text=text,
+            finish_reason=row.finish_reason,
+            prompt_tokens=len(row.request.prompt_ids),
+            target_passes=row.target_passes,
+            drafted=row.drafted,
+            accepted=row.accepted,
+        )
+
+    def _text(self, row: Row) -> str:
+        text = self._decode(row.tokens)
+        return text if row.text_end is None else text[: row.text_end]
+
+    def _reason(self, row: Row, token: int) -> FinishReason | None:
+        params = row.request.params
+        count = len(row.tokens)
+        if count >= params.min_tokens:
+            if token in self._eos_ids and not params.ignore_eos:
+                return "eos"
+            if token in params.stop_token_ids or self._stops(row):
+                return "stop"
+        if count >= params.max_tokens:
+            return "length"
+        if len(row.request.prompt_ids) + count >= self._context:
+            return "context"
+        return None
+
+    def _stops(self, row: Row) -> bool:
+        """Look for a stop string in the text so far; it may begin in the middle of a token."""
+        stops = row.request.params.stop
+        if not stops:
+            return False
+        text = self._decode(row.tokens)
+        ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if ends:
+            row.text_end = min(ends)
+        return bool(ends)

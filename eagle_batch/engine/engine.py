@@ -1,0 +1,236 @@
+"""The engine: continuous batching over slots, one verb.
+
+`step()` either prefills prompts into free slots or runs one round for all active rows: draft a tree,
+verify it with one pass of the target, commit the accepted path, extend the drafter over it. Everything
+inside a round is tensor work on fixed shapes; the only synchronisation reads the round's result.
+
+Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a path, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.clock import PhaseClock
+from eagle_batch.engine.counters import Counters
+from eagle_batch.engine.drafters.base import Drafter, DraftState
+from eagle_batch.engine.ending import Decode, EndRules
+from eagle_batch.engine.prefill import Prefill
+from eagle_batch.engine.request import Completion, EngineMetrics, Request
+from eagle_batch.engine.sampling import choose
+from eagle_batch.engine.slots import Row, Slots
+from eagle_batch.engine.tree import DraftTree, root_tree
+from eagle_batch.engine.verify import Verdict, walk
+from eagle_batch.errors import Reason, RequestError
+from eagle_batch.models.target import Target, TargetOutput
+
+
+class Engine:
+    """One target, one optional drafter, `slots` rows on one device."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        tokenizer: Any,
+        decode: Decode,
+        *,
+        slots: int,
+        context: int,
+        prefill_chunk: int = 512,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        #: The target's tokenizer; the engine only carries it for its caller.
+        self.tokenizer = tokenizer
+        self.context = context
+        self._aux_layers = () if drafter is None else drafter.aux_layers
+        nodes = 0 if drafter is None else drafter.nodes
+        self.cache = target.new_cache(slots, context + nodes + 2)
+        self._slots = Slots(slots, target.device)
+        self._waiting: deque[Request] = deque()
+        self._ids: set[str] = set()
+        self._eos_ids = torch.tensor(target.eos_token_ids, dtype=torch.int64, device=target.device)
+        self._ends = EndRules(target.eos_token_ids, context, decode)
+        self._clock = PhaseClock(target.device)
+        self._counters = Counters(slots, 0 if drafter is None else drafter.depth)
+        self._prefill = Prefill(target, drafter, self.cache, self._eos_ids, prefill_chunk)
+
+    @property
+    def slots(self) -> int:
+        """Rows that are decoded together at most."""
+        return self._slots.count
+
+    @property
+    def active(self) -> int:
+        """Rows in slots."""
+        return len(self._slots.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._waiting or self._slots.rows)
+
+    def metrics(self) -> EngineMetrics:
+        """Return the counters since the engine was built."""
+        return self._counters.snapshot(self._clock, self._prefill)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises RequestError when the row can never run: an empty prompt, or one that leaves no room.
+        Raises ValueError on a request id that is in the engine already (a bug of the caller).
+        """
+        if request.id in self._ids:
+            raise ValueError(f"request id {request.id!r} is in the engine already")
+        count = len(request.prompt_ids)
+        if count == 0:
+            raise RequestError(Reason.EMPTY_PROMPT, "the prompt has no tokens")
+        if count >= self.context:
+            raise RequestError(
+                Reason.PROMPT_TOO_LONG,
+                f"the prompt has {count} tokens; the context holds {self.context} and needs one for the answer",
+            )
+        self._ids.add(request.id)
+        self._waiting.append(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """Prefill waiting prompts, or run one round; return what finished."""
+        with self._clock.step():
+            if self._waiting and self._slots.free:
+                self._admit()
+            elif self._slots.rows:
+                self._round()
+            return self._release_finished()
+
+    def _admit(self) -> None:
+        requests = self._prefill.choose_group(self._waiting, self._slots.free)
+        rows = [Row(request) for request in requests]
+        first = self._slots.add(rows)
+        with self._clock.phase("prefill"):
+            tokens_B, finite_B = self._prefill.run(rows, first, self._slots.params)
+            stop = first + len(rows)
+            self._slots.root_S[first:stop] = tokens_B
+            self._slots.length_S[first:stop] = torch.tensor([row.length for row in rows], device=tokens_B.device)
+            self._slots.index_S[first:stop] = 1
+            emitted = torch.stack((tokens_B, finite_B.long()), dim=1).tolist()
+        for row, (token, finite) in zip(rows, emitted, strict=True):
+            row.target_passes = 1
+            self._append(row, [token], bool(finite))
+
+    def _round(self) -> None:
+        state = self._state()
+        with self._clock.phase("draft"):
+            tree = root_tree(state.root_B) if self.drafter is None else self.drafter.draft(state)
+        with self._clock.phase("verify"):
+            output = self._verify(state, tree)
+            logits_BNV = self.target.logits(output.hidden_BNH)
+            index_BN = state.index_B[:, None] + tree.depth_BN
+            chosen_BN = choose(logits_BNV, index_BN, state.params, self._eos_ids)
+            verdict = walk(tree, chosen_BN)
+            result = _round_result(verdict, logits_BNV, chosen_BN)
+            self._commit(state, tree, verdict)
+        if self.drafter is not None:
+            with self._clock.phase("draft"):
+                self._extend(self.drafter, state, output, verdict)
+        self._account(result.tolist(), tree.depth)
+
+    def _state(self) -> DraftState:
+        slots = self._slots
+        rows = slice(0, len(slots.rows))
+        # Copies: the originals move on when the round commits.
+        return DraftState(
+            0,
+            slots.root_S[rows].clone(),
+            slots.length_S[rows].clone(),
+            slots.index_S[rows].clone(),
+            slots.params,
+            slots.longest,
+        )
+
+    def _verify(self, state: DraftState, tree: DraftTree) -> TargetOutput:
+        N = tree.tokens_BN.shape[1]
+        write_BN = state.length_B[:, None] + torch.arange(N, device=state.length_B.device)
+        positions_BN = state.length_B[:, None] + tree.depth_BN
+        extent = _bucket(state.longest + N, self.cache.shape.capacity)
+        step = self.cache.step(0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent)
+        return self.target.forward(tree.tokens_BN, positions_BN, step, self._aux_layers)
+
+    def _commit(self, state: DraftState, tree: DraftTree, verdict: Verdict) -> None:
+        """Keep the accepted path's keys and move every row's root, length and index on."""
+        if tree.depth > 0:
+            places = torch.arange(tree.depth + 1, device=verdict.path_BA.device)
+            target_BA = state.length_B[:, None] + places
+            # Places behind the accepted path copy onto themselves.
+            behind = places > verdict.accepted_B[:, None]
+            source_BA = torch.where(behind, target_BA, state.length_B[:, None] + verdict.path_BA)
+            self.cache.keep(0, source_BA, target_BA)
+        rows = slice(0, state.root_B.shape[0])
+        gained_B = verdict.accepted_B + 1
+        self._slots.root_S[rows] = verdict.tokens_BA.gather(1, verdict.accepted_B[:, None])[:, 0]
+        self._slots.length_S[rows] += gained_B
+        self._slots.index_S[rows] += gained_B
+
+    def _extend(self, drafter: Drafter, state: DraftState, output: TargetOutput, verdict: Verdict) -> None:
+        features_BNF = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
+        index = verdict.path_BA[..., None].expand(*verdict.path_BA.shape, features_BNF.shape[-1])
+        features_BAF = features_BNF.gather(1, index)
+        drafter.extend(0, features_BAF, verdict.tokens_BA, state.length_B, verdict.accepted_B, state.longest)
+
+    def _account(self, result: list[list[int]], depth: int) -> None:
+        accepted = []
+        for row, (count, finite, *tokens) in zip(self._slots.rows, result, strict=True):
+            row.target_passes += 1
+            row.drafted += depth
+            row.accepted += count
+            row.length += count + 1
+            accepted.append(count)
+            self._append(row, tokens[: count + 1], bool(finite))
+        self._counters.add_round(accepted, depth)
+
+    def _append(self, row: Row, tokens: Sequence[int], finite: bool) -> None:
+        if not finite:
+            row.finish_reason = "overflow"
+            return
+        self._counters.completion_tokens += self._ends.append(row, tokens)
+
+    def _release_finished(self) -> list[Completion]:
+        done = [slot for slot, row in enumerate(self._slots.rows) if row.finish_reason is not None]
+        completions = [self._ends.completion(self._slots.rows[slot]) for slot in done]
+        for slot in reversed(done):
+            self._release(slot)
+        self._counters.rows += len(done)
+        return completions
+
+    def _release(self, slot: int) -> None:
+        self._ids.discard(self._slots.rows[slot].request.id)
+        source = self._slots.drop(slot)
+        if source is not None:
+            length = self._slots.rows[slot].length
+            self.cache.move_row(source, slot, length)
+            if self.drafter is not None:
+                self.drafter.move_row(source, slot, length)
+
+
+def _round_result(verdict: Verdict, logits_BNV: Tensor, chosen_BN: Tensor) -> Tensor:
+    """Pack what the host needs into one tensor `[B, 2 + A]`: accepted, finite, tokens."""
+    best_BN = logits_BNV.gather(-1, chosen_BN[..., None])[..., 0]
+    # A NaN anywhere wins the argmax, so the chosen logit tells of the whole place.
+    finite_B = best_BN.gather(1, verdict.path_BA).isfinite().all(1)
+    return torch.cat((verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1)
+
+
+def _bucket(extent: int, capacity: int, size: int = 32) -> int:
+    """Round an extent up, so that rounds share few shapes."""
+    return min(capacity, -(-extent // size) * size)

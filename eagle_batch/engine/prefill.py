@@ -1,0 +1,157 @@
+"""Prefill: prompts into slots, in chunks, shared prefixes only once.
+
+A group of prompts runs padded to the longest, chunk by chunk, through the target and over the head's
+own slots. The last chunk of a prompt yields its first token.
+
+Shape legend: B prompts of a group, N places of a chunk, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.drafters.base import Drafter
+from eagle_batch.engine.prefix import PrefixStore, SharedPrefix
+from eagle_batch.engine.request import Request
+from eagle_batch.engine.sampling import RowParams, choose
+from eagle_batch.engine.slots import Row
+from eagle_batch.models.cache import KeyValueCache, causal_visibility
+from eagle_batch.models.target import Target
+
+#: Waiting prompts that are looked at for a shared prefix.
+_LOOK_AHEAD = 32
+#: Places (prompts x chunk) of one pass; bounds the memory of a prefill.
+_MAX_PLACES = 4096
+
+
+class Prefill:
+    """Runs prompts through the target and the drafter."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter | None, cache: KeyValueCache, eos_ids: Tensor, chunk: int
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._cache = cache
+        self._eos_ids = eos_ids
+        self._chunk = chunk
+        self._prefixes = PrefixStore()
+        self._share = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def choose_group(self, waiting: deque[Request], free: int) -> list[Request]:
+        """Take requests off the queue: one alone when others wait for its prefix, else all that fit."""
+        first = waiting.popleft()
+        others = (request.prompt_ids for request in islice(waiting, _LOOK_AHEAD))
+        self._share = self._prefixes.worth_sharing(first.prompt_ids, others)
+        group = [first]
+        if self._share:
+            return group
+        longest = len(first.prompt_ids)
+        while waiting and len(group) < free:
+            longest = max(longest, len(waiting[0].prompt_ids))
+            if min(longest, self._chunk) * (len(group) + 1) > _MAX_PLACES:
+                break
+            group.append(waiting.popleft())
+        return group
+
+    def run(self, rows: Sequence[Row], first_slot: int, params: RowParams) -> tuple[Tensor, Tensor]:
+        """Prefill rows into consecutive slots; return first tokens `[B]` and whether they are finite."""
+        starts = [self._reuse_prefix(row, first_slot + i) for i, row in enumerate(rows)]
+        prompts = [row.request.prompt_ids for row in rows]
+        params = params.narrow(first_slot, first_slot + len(rows))
+        tokens_B = torch.zeros(len(rows), dtype=torch.int64, device=self._target.device)
+        finite_B = torch.ones(len(rows), dtype=torch.bool, device=self._target.device)
+        longest = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
+        for offset in range(0, longest, self._chunk):
+            width = min(self._chunk, longest - offset)
+            self._run_chunk(prompts, starts, offset, width, first_slot, params, tokens_B, finite_B)
+        for row in rows:
+            row.length = len(row.request.prompt_ids)
+        self._keep_prefix(rows[0], first_slot)
+        return tokens_B, finite_B
+
+    def _run_chunk(
+        self,
+        prompts: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        offset: int,
+        width: int,
+        first_slot: int,
+        params: RowParams,
+        tokens_B: Tensor,
+        finite_B: Tensor,
+    ) -> None:
+        """Run places offset .. offset + width of every prompt; fill in the rows that end here."""
+        device = self._target.device
+        bases = [start + offset for start in starts]
+        tokens_BN = _padded([p[b : b + width] for p, b in zip(prompts, bases, strict=True)], width, device)
+        base_B = torch.tensor(bases, device=device)
+        positions_BN = base_B[:, None] + torch.arange(width, device=device)
+        visible = causal_visibility(len(prompts), width, device)
+        extent = min(max(bases) + width, self._cache.shape.capacity)
+        step = self._cache.step(first_slot, positions_BN, base_B, visible, positions_BN, extent)
+        aux_layers = () if self._drafter is None else self._drafter.aux_layers
+        output = self._target.forward(tokens_BN, positions_BN, step, aux_layers)
+        last_B = torch.tensor([len(p) - 1 - b for p, b in zip(prompts, bases, strict=True)], device=device)
+        ends_B = (last_B >= 0) & (last_B < width)
+        self._first_tokens(output.hidden_BNH, last_B, ends_B, params, tokens_B, finite_B)
+        if self._drafter is not None:
+            nexts = [p[b + 1 : b + 1 + width] for p, b in zip(prompts, bases, strict=True)]
+            next_BN = _padded(nexts, width, device)
+            place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
+            next_BN = torch.where(place_BN, tokens_B[:, None], next_BN)
+            features = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
+            self._drafter.extend(
+                first_slot, features, next_BN, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
+            )
+
+    def _first_tokens(
+        self,
+        hidden_BNH: Tensor,
+        last_B: Tensor,
+        ends_B: Tensor,
+        params: RowParams,
+        tokens_B: Tensor,
+        finite_B: Tensor,
+    ) -> None:
+        B, N, H = hidden_BNH.shape
+        place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
+        logits_B1V = self._target.logits(hidden_BNH.gather(1, place))
+        chosen_B1 = choose(logits_B1V, torch.zeros_like(last_B)[:, None], params, self._eos_ids)
+        best_B = logits_B1V.gather(-1, chosen_B1[..., None])[:, 0, 0]
+        tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], tokens_B))
+        finite_B.copy_(torch.where(ends_B, best_B.isfinite(), finite_B))
+
+    def _reuse_prefix(self, row: Row, slot: int) -> int:
+        """Copy what is known of a prompt's start into its slot; return how many tokens that covers."""
+        prompt = row.request.prompt_ids
+        self.prompt_tokens += len(prompt)
+        found = self._prefixes.match(prompt)
+        if found is None:
+            return 0
+        prefix, usable = found
+        self._cache.restore(slot, prefix.target_columns[:, :usable])
+        if self._drafter is not None and prefix.draft_columns is not None:
+            self._drafter.restore(slot, prefix.draft_columns[:, :usable])
+        self.cached_tokens += usable
+        return usable
+
+    def _keep_prefix(self, row: Row, slot: int) -> None:
+        if not self._share:
+            return
+        length, self._share = self._share, 0
+        draft_columns = None if self._drafter is None else self._drafter.snapshot(slot, length)
+        tokens = row.request.prompt_ids[:length]
+        self._prefixes.put(SharedPrefix(tokens, self._cache.snapshot(slot, length), draft_columns))
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
+    """Lay token lists out as int64 `[B, width]`, zeros behind."""
+    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows], dtype=torch.int64, device=device)
