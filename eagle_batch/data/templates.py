@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2.exceptions import TemplateAssertionError
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -120,6 +121,7 @@ class StageTemplate:
         try:
             tree = self._environment.parse(text)
             self._environment.from_string(text)
+            self._refuse_unknown(tree)
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             place = f" in line {line} of the text" if line else ""
@@ -130,6 +132,15 @@ class StageTemplate:
         except RecursionError as error:
             raise ConfigError(f"{self._key(key)}: the template is nested too deeply") from error
         return tree
+
+    def _refuse_unknown(self, tree: nodes.Template) -> None:
+        """Find unknown filters and tests inside branches too, where Jinja waits until they run."""
+        for filtered in tree.find_all(nodes.Filter):
+            if filtered.name not in self._environment.filters:
+                raise TemplateAssertionError(f"No filter named {filtered.name!r}.", filtered.lineno)
+        for test in tree.find_all(nodes.Test):
+            if test.name not in self._environment.tests:
+                raise TemplateAssertionError(f"No test named {test.name!r}.", test.lineno)
 
     def _names(self, tree: nodes.Template) -> set[str]:
         return find_undeclared_variables(tree) - set(self._environment.globals)
