@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eagle_batch.errors import LedgerError
@@ -57,6 +57,8 @@ class Identity:
     #: The planned shards.
     tasks: tuple[Task, ...]
     samples: int
+    #: Unix time of the job's first start, which a resumed job keeps.
+    started: float = 0.0
 
     @property
     def units(self) -> int:
@@ -98,7 +100,8 @@ class Ledger:
     ) -> None:
         self.store = store
         self.objects = objects
-        self._identity = identity
+        #: The job; after `open` with the time of its first start.
+        self.identity = identity
         self._run = run
         self._clock = clock
         self._lock = Lock(store, run, clock)
@@ -117,7 +120,7 @@ class Ledger:
             self._settle_identity()
             self.store.sweep()
             self._note_run(about)
-            scan = _Scanner(self.store, self.objects, self._identity).scan()
+            scan = _Scanner(self.store, self.objects, self.identity).scan()
             self._next_record = next_number(self.store.list(COMMITS))
             self._waiting = [json.dumps({"retracted": key}) for key in scan.missing]
             for key in scan.adopted:
@@ -131,7 +134,9 @@ class Ledger:
     def _settle_identity(self) -> None:
         stored = self.store.get(PIPELINE)
         if stored is not None:
-            self._compare(json.loads(stored))
+            document = json.loads(stored)
+            self._compare(document)
+            self.identity = replace(self.identity, started=document["started"])
             return
         strangers = [*self.store.list(DATA), *self.store.list(ERRORS)]
         if strangers:
@@ -139,17 +144,18 @@ class Ledger:
                 f"{self.store.name}: holds {some(strangers)} but no {PIPELINE}; it is not the "
                 "output of a job; choose an empty output.path"
             )
-        self.store.put_replace(PLAN, _plan_document(self._identity))
-        self.store.put_replace(PIPELINE, _pipeline_document(self._identity))
+        self.identity = replace(self.identity, started=self._clock())
+        self.store.put_replace(PLAN, _plan_document(self.identity))
+        self.store.put_replace(PIPELINE, _pipeline_document(self.identity))
 
     def _compare(self, stored: dict[str, Any]) -> None:
-        if stored["fingerprint"] == self._identity.fingerprint:
+        if stored["fingerprint"] == self.identity.fingerprint:
             return
         differences = explain_difference(
             stored["pipeline"],
-            self._identity.resolved,
+            self.identity.resolved,
             [InputIdentity(**item) for item in stored["inputs"]],
-            self._identity.inputs,
+            self.identity.inputs,
         )
         lines = "\n".join(f"  {line}" for line in differences)
         raise LedgerError(
@@ -338,6 +344,7 @@ def read_identity(store: Store) -> Identity:
             inputs=tuple(InputIdentity(**item) for item in stored["inputs"]),
             tasks=tuple(Task(**item) for item in planned["tasks"]),
             samples=planned["samples"],
+            started=stored["started"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{store.name}: {PIPELINE} or {PLAN} is damaged: {error}") from error
@@ -345,8 +352,13 @@ def read_identity(store: Store) -> Identity:
 
 def _pipeline_document(identity: Identity) -> bytes:
     inputs = [asdict(item) for item in identity.inputs]
-    document = {"fingerprint": identity.fingerprint, "pipeline": identity.resolved}
-    return json.dumps(document | {"inputs": inputs}, indent=2).encode()
+    document = {
+        "fingerprint": identity.fingerprint,
+        "started": identity.started,
+        "pipeline": identity.resolved,
+        "inputs": inputs,
+    }
+    return json.dumps(document, indent=2).encode()
 
 
 def _plan_document(identity: Identity) -> bytes:

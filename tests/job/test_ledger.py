@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_fresh_output_has_everything_left_to_do(store: Store) -> None:
 
 def test_the_job_is_written_down_and_read_back(store: Store) -> None:
     scan(store)
-    assert read_identity(store) == JOB
+    assert read_identity(store) == replace(JOB, started=1000.0)
 
 
 def test_a_recorded_commit_is_done(store: Store) -> None:
@@ -233,3 +234,12 @@ def test_an_object_of_this_job_with_fewer_rows_is_refused_by_name(store: Store) 
     book.close()
     with pytest.raises(LedgerError, match=r"part-00000.parquet: accounts for 3 \+ 0 rows, not 4"):
         scan(store)
+
+
+def test_a_resumed_job_keeps_the_time_of_its_first_start(store: Store) -> None:
+    """Chat templates that print the date must print the same one after a resume."""
+    for now in (1000.0, 99_000.0):
+        book = ledger(store, JOB, f"at{now:.0f}", now)
+        book.open({})
+        book.close()
+        assert book.identity.started == 1000.0

@@ -148,11 +148,11 @@ def test_of_two_drivers_that_see_the_same_dead_lock_one_gets_it(tmp_path: Path) 
 
 
 def test_a_living_process_has_a_start_and_a_dead_one_none() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert (process_start(child.pid) or 0) > 0
-    child.kill()
-    while child.poll() is None:
-        assert process_start(child.pid) is None or child.poll() is None
+    script = "input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as child:
+        assert (process_start(child.pid) or 0) > 0
+        child.kill()
+        # Dead and not waited for: a zombie keeps its pid and holds no lock.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_start(child.pid) is None
     assert process_start(child.pid) is None
-    assert child.stdin is not None
-    child.stdin.close()

@@ -1,0 +1,251 @@
+"""The commands. The only place where errors become exit codes.
+
+Everything heavy is imported inside the command that needs it: `--help` is instant, and `plan`,
+`validate` and `status` load neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from eagle_batch.errors import EagleBatchError, ExitCode
+
+if TYPE_CHECKING:
+    from eagle_batch.data.describe import PlanSummary
+    from eagle_batch.job.driver import JobResult
+    from eagle_batch.job.status import JobStatus
+    from eagle_batch.job.verify import VerifyReport
+    from eagle_batch.pipeline import Pipeline
+
+#: Command groups that have a module of their own; registered where that module exists.
+LAZY = {
+    "heads": ("eagle_batch.cli_heads", "heads"),
+    "bench": ("eagle_batch.cli_bench", "bench"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports some of its commands only when they are called or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        lazy = [name for name, (module, _) in LAZY.items() if importlib.util.find_spec(module)]
+        return sorted([*super().list_commands(ctx), *lazy])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported if need be."""
+        module, attribute = LAZY.get(cmd_name, ("", ""))
+        if not module or importlib.util.find_spec(module) is None:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an error that is meant for people becomes a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except EagleBatchError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(int(error.exit_code))
+        except KeyboardInterrupt:
+            click.echo("Error: interrupted", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="eagle-batch", prog_name="eagle-batch")
+def main() -> None:
+    """Generate text over a data set with speculative decoding, on one machine or a Ray cluster.
+
+    Exit codes: 0 complete, 2 bad input, 3 complete with quarantined rows, 4 stopped by errors,
+    5 another run holds the output, 130 interrupted.
+    """
+
+
+def pipeline_arguments(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what `submit`, `plan` and `validate` have in common: the file and its overrides."""
+    decorators = (
+        click.option(
+            "--output",
+            metavar="PATH",
+            help="Where the results go; short for --set output.path=PATH.",
+        ),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Change one field of the pipeline, e.g. --set samples=4. Can be repeated.",
+        ),
+        click.argument("pipeline", type=click.Path(dir_okay=False)),
+    )
+    for decorator in decorators:
+        command = decorator(command)
+    return command
+
+
+def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline:
+    from eagle_batch.pipeline import load_pipeline
+
+    extra = () if output is None else (f"output.path={output}",)
+    return load_pipeline(path, (*overrides, *extra))
+
+
+@main.command()
+@pipeline_arguments
+@click.option("--dashboard", is_flag=True, help="Start Ray's dashboard too and print its address.")
+@click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    *,
+    pipeline: str,
+    overrides: tuple[str, ...],
+    output: str | None,
+    dashboard: bool,
+    plain: bool,
+) -> None:
+    """Run a pipeline, or what is left of it.
+
+    The same command again resumes a run that was interrupted, and does nothing for a complete one.
+    """
+    from rich.console import Console
+
+    from eagle_batch.job.submit import run_on_ray
+    from eagle_batch.report.progress import make_view
+
+    loaded = _load(pipeline, overrides, output)
+    console = Console()
+    view = make_view(console, plain=plain)
+    try:
+        result = run_on_ray(loaded, view, sys.argv, dashboard=dashboard)
+    finally:
+        view.close()
+    _show_result(console, result)
+    ctx.exit(int(ExitCode.QUARANTINED if result.quarantined else ExitCode.COMPLETE))
+
+
+def _show_result(console: Any, result: JobResult) -> None:
+    from eagle_batch.report.metrics import JobMetrics, metrics_table
+
+    if result.metrics is not None:
+        console.print(metrics_table(JobMetrics.from_document(result.metrics)))
+    what = "was complete already; nothing was started" if result.already_complete else "complete"
+    click.echo(f"{what}: {result.rows} of {result.units} rows, {result.quarantined} quarantined")
+    click.echo(f"rows:        {result.output}/data/*.parquet")
+    if result.quarantined:
+        click.echo(f"quarantined: {result.output}/errors/*.parquet")
+
+
+@main.command()
+@pipeline_arguments
+def validate(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> None:
+    """Check a pipeline and its input; every problem at once, nothing is started."""
+    from eagle_batch.data.describe import check
+
+    check(_load(pipeline, overrides, output))
+    click.echo(f"{pipeline}: valid")
+
+
+@main.command()
+@pipeline_arguments
+def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> None:
+    """Show what would run: shards, rows, models, output; nothing is started."""
+    from eagle_batch.data.describe import describe
+
+    loaded = _load(pipeline, overrides, output)
+    for name, value in _plan_lines(loaded, describe(loaded)):
+        click.echo(f"{name:<14}{value}")
+
+
+def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str]]:
+    tree = pipeline.speculation
+    shape = f"{tree.tree} tree, depth {tree.depth}, width {tree.width}, {tree.nodes} nodes"
+    head = "none, plain decoding" if tree.head is None else f"{tree.head} ({shape})"
+    files = ", ".join(file.path for file in summary.files[:5])
+    more = f" and {len(summary.files) - 5} more" if len(summary.files) > 5 else ""
+    return [
+        ("pipeline", f"{summary.name}, fingerprint {summary.fingerprint[:16]}"),
+        ("input", f"{summary.rows:,} rows in {len(summary.files)} files: {files}{more}"),
+        ("output rows", f"{summary.output_rows:,} ({summary.samples} for each input row)"),
+        ("shards", f"{summary.shards:,} of at most {summary.rows_per_shard:,} rows"),
+        ("target", f"{pipeline.target.model}, {pipeline.target.dtype}"),
+        ("head", head),
+        ("workers", summary.workers),
+        ("stages", " -> ".join(summary.stages)),
+        ("output", f"{summary.output_path}/{summary.first_key} ... {summary.last_key}"),
+        ("columns", ", ".join(f"{name} {kind}" for name, kind in summary.output_columns)),
+        *(("note", note) for note in summary.notes),
+        ("first prompt", "\n" + summary.first_prompt),
+    ]
+
+
+@main.command()
+@click.argument("output")
+def status(*, output: str) -> None:
+    """Show how far the job of an OUTPUT is, from its store alone."""
+    from eagle_batch.job.status import read_status
+
+    for name, value in _status_lines(read_status(output)):
+        click.echo(f"{name:<14}{value}")
+
+
+def _status_lines(found: JobStatus) -> list[tuple[str, str]]:
+    finished = found.rows + found.quarantined
+    percent = 100 * finished // max(1, found.units)
+    lines = [
+        ("job", f"{found.name}, {found.state}"),
+        ("rows", f"{finished:,} of {found.units:,} committed ({percent} %)"),
+        ("quarantined", f"{found.quarantined:,}"),
+        ("shards", f"{found.tasks_done:,} of {found.tasks:,}"),
+    ]
+    if found.host is not None:
+        lines.append(("run by", f"process {found.pid} on {found.host}"))
+    if found.silent_s is not None:
+        lines.append(("last sign", f"{found.silent_s:.0f} s ago"))
+    if found.metrics is not None:
+        speed, length = found.metrics["tokens_per_s"], found.metrics["engine"]["acceptance_length"]
+        lines.append(("speed", f"{speed:,.1f} tokens/s, {length:.2f} tokens a target pass"))
+    return lines
+
+
+@main.command()
+@click.argument("output")
+@click.pass_context
+def verify(ctx: click.Context, *, output: str) -> None:
+    """Prove that no row of an OUTPUT is lost, twice or hidden; exit code 4 where that fails."""
+    from eagle_batch.job.verify import verify as verify_output
+
+    report = verify_output(output)
+    for finding in report.findings:
+        click.echo(str(finding))
+    click.echo(_verdict(report))
+    ctx.exit(int(ExitCode.COMPLETE if report.ok else ExitCode.STOPPED))
+
+
+def _verdict(report: VerifyReport) -> str:
+    sign = "=" if report.rows_in == report.rows_out + report.quarantined else "!="
+    balance = f"{report.rows_in} in {sign} {report.rows_out} out + {report.quarantined} quarantined"
+    what = "whole" if report.ok else f"NOT whole, {len(report.findings)} findings"
+    return f"{report.output}: {what}: {balance}; {report.objects} objects, {report.tokens} tokens"
+
+
+@main.group()
+def demo() -> None:
+    """The demo target, a small model for trying things out."""
+
+
+@demo.command()
+@click.argument("name", required=False)
+def fetch(*, name: str | None) -> None:
+    """Download and convert the demo target NAME, unless this machine has it already."""
+    from eagle_batch import demo as demo_targets
+
+    name = name or demo_targets.DEFAULT
+    click.echo(f"{demo_targets.PREFIX}{name} is in {demo_targets.fetch(name)}")

@@ -1,0 +1,371 @@
+"""The loop of a job: pool <-> coordinator <-> ledger <-> progress. Decides nothing itself.
+
+Imports neither torch nor ray: engines live in workers, workers in a pool that the caller brings.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from eagle_batch.data.plan import Plan
+from eagle_batch.data.prompts import Prompter
+from eagle_batch.data.rows import RowReader
+from eagle_batch.errors import ConfigError, InterruptedRunError, ModelError, StoppedError
+from eagle_batch.fingerprint import resolved
+from eagle_batch.job.coordinator import DRIVER, Coordinator, Rules
+from eagle_batch.job.events import (
+    Assign,
+    CloseTask,
+    Command,
+    Ending,
+    EndJob,
+    Event,
+    Interrupted,
+    JobStarted,
+    QuarantineTask,
+    StartWorker,
+    TaskClosed,
+    TaskCommitted,
+    TaskFailed,
+    WorkerLost,
+    WorkerReady,
+    WorkerStartFailed,
+)
+from eagle_batch.job.interrupts import Interrupts
+from eagle_batch.job.ledger import METRICS, Identity, Ledger, Scan
+from eagle_batch.job.meter import Meter, Snapshot
+from eagle_batch.job.objects import Objects
+from eagle_batch.job.reports import Failure, Lost, Pool, PoolEvent, Pumped, Started, StartFailed
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.tasks import Commit, Lease, Task
+from eagle_batch.job.work import lost_rows, no_rows
+from eagle_batch.pipeline import Pipeline
+
+#: Seconds a worker runs before it reports.
+PUMP_S = 1.0
+#: Pumps queued for a worker: one runs, one waits, so that it never idles between two.
+PUMPS_QUEUED = 2
+#: Longest wait for something to happen before the ledger and the view are looked after.
+POLL_S = 0.5
+#: Seconds between two versions of `_job/metrics.json`.
+METRICS_S = 5.0
+#: Seconds that running pumps get to return when a job ends early.
+DRAIN_S = 20.0
+
+
+class Watcher(Protocol):
+    """Somebody who is shown how the job goes."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show how far the job is."""
+
+    def say(self, text: str) -> None:
+        """Show one line."""
+
+
+class SizedPool(Pool, Protocol):
+    """A pool that knows how many workers it has room for."""
+
+    @property
+    def size(self) -> int:
+        """Workers that may run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be made, checked and planned."""
+
+    pipeline: Pipeline
+    plan: Plan
+    prompter: Prompter
+    #: Command, versions and settings, for `_job/runs/`.
+    about: dict[str, Any]
+
+    @property
+    def identity(self) -> Identity:
+        """What the ledger compares."""
+        return Identity(
+            fingerprint=self.plan.fingerprint,
+            resolved=resolved(self.pipeline),
+            inputs=tuple(file.identity for file in self.plan.files),
+            tasks=tuple(Task(s.key, s.index, 0, s.rows) for s in self.plan.shards),
+            samples=self.pipeline.samples,
+        )
+
+    def rules(self, workers: int) -> Rules:
+        """Return the limits that the coordinator applies."""
+        limits = self.pipeline.limits
+        return Rules(
+            workers=workers,
+            samples=self.pipeline.samples,
+            worker_attempts=limits.worker_attempts,
+            shard_attempts=limits.shard_attempts,
+            max_error_rate=limits.max_error_rate,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A complete job."""
+
+    output: str
+    units: int
+    rows: int
+    quarantined: int
+    #: Whether an earlier run had made everything and nothing was started.
+    already_complete: bool
+    #: The document of `_job/metrics.json`; None when nothing was started.
+    metrics: dict[str, Any] | None
+
+
+def run_job(
+    job: Job,
+    make_pool: Callable[[float], SizedPool],
+    watcher: Watcher,
+    store: Store | None = None,
+) -> JobResult:
+    """Run a job to its end, or what is left of it; `make_pool` gets the job's first start time.
+
+    Raises OutputBusyError, LedgerError or StoreError about the output, ConfigError or ModelError
+    when no engine can be built, StoppedError when the job gave up, InterruptedRunError on Ctrl-C.
+    """
+    store = store or open_store(job.pipeline.output.path)
+    run = uuid.uuid4().hex[:12]
+    compression = job.pipeline.output.compression
+    objects = Objects(store, job.plan.fingerprint, compression, job.pipeline.samples)
+    ledger = Ledger(store, job.identity, objects, run)
+    scan = ledger.open(job.about)
+    try:
+        _tell(watcher, scan)
+        if scan.complete:
+            return _already_complete(store, job, scan)
+        pool = make_pool(ledger.identity.started)
+        # After the pool: Ray takes SIGTERM for itself when it starts.
+        with Interrupts() as interrupts:
+            try:
+                return _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
+            finally:
+                pool.close()
+    finally:
+        ledger.close()
+
+
+def _tell(watcher: Watcher, scan: Scan) -> None:
+    if scan.commits:
+        watcher.say(f"resuming: {len(scan.commits)} of {len(scan.tasks)} shards are committed")
+    for keys, text in (
+        (scan.adopted, "had no commit record yet and were checked and adopted"),
+        (scan.missing, "were committed and are gone; they are made again"),
+        (scan.damaged, "were unreadable, moved to _job/damaged and are made again"),
+    ):
+        if keys:
+            watcher.say(f"{len(keys)} shards {text}: {', '.join(keys[:5])}")
+
+
+def _already_complete(store: Store, job: Job, scan: Scan) -> JobResult:
+    rows = sum(commit.rows for commit in scan.commits.values())
+    errors = sum(commit.errors for commit in scan.commits.values())
+    return JobResult(store.name, job.identity.units, rows, errors, True, None)
+
+
+class _Run:
+    """One run of one job, from the first worker to the last commit."""
+
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        scan: Scan,
+        pool: SizedPool,
+        watcher: Watcher,
+        run: str,
+        interrupts: Interrupts,
+    ) -> None:
+        done = {key: (commit.rows, commit.errors) for key, commit in scan.commits.items()}
+        self._job = job
+        self._ledger = ledger
+        self._pool = pool
+        self._watcher = watcher
+        self._interrupts = interrupts
+        self._coordinator = Coordinator(scan.tasks, job.rules(pool.size), done, run)
+        before = self._coordinator.tally()
+        self._meter = Meter(run, (before.rows, before.errors))
+        self._commits = dict(scan.commits)
+        self._outbox: dict[int, list[Lease]] = defaultdict(list)
+        self._reader = RowReader(job.pipeline, job.plan, job.prompter.stages)
+        self._earlier_runs = _earlier_runs(ledger.store)
+        self._metrics_at = 0.0
+
+    def run(self) -> JobResult:
+        """Loop until the coordinator ends the job."""
+        self._feed(JobStarted())
+        while self._coordinator.ended is None:
+            for event in self._pool.poll(POLL_S):
+                self._take(event)
+            if self._interrupts.requested:
+                self._feed(Interrupted())
+            self._keep_pumping()
+            self._ledger.tend()
+            self._publish()
+        return self._finish(self._coordinator.ended)
+
+    # -- what happened -----------------------------------------------------------------------
+
+    def _take(self, event: PoolEvent) -> None:
+        match event:
+            case Started(worker, info):
+                self._meter.started(worker, info)
+                self._feed(WorkerReady(worker))
+            case StartFailed(worker, failure):
+                self._start_failed(worker, failure)
+            case Lost(worker, failure):
+                self._lost(worker, failure)
+            case Pumped():
+                self._pumped(event)
+
+    def _start_failed(self, worker: int, failure: Failure) -> None:
+        if isinstance(failure.error, ConfigError | ModelError):
+            raise failure.error  # the next start would fail likewise
+        self._watcher.say(f"worker {worker} failed to start: {failure.message}")
+        self._feed(WorkerStartFailed(worker, _reason(failure)))
+
+    def _lost(self, worker: int, failure: Failure) -> None:
+        self._meter.lost(worker)
+        self._outbox.pop(worker, None)
+        self._watcher.say(f"worker {worker} was lost, its shards go back: {failure.message}")
+        self._feed(WorkerLost(worker, _reason(failure)))
+
+    def _pumped(self, event: Pumped) -> None:
+        self._meter.pumped(event.worker, event.report)
+        for lease, commit in event.report.committed:
+            self._record(commit)
+            self._feed(_committed(event.worker, lease, commit))
+        for lease, failure in event.report.failed:
+            self._watcher.say(
+                f"{lease.task.key} failed on worker {event.worker}: {failure.message}"
+            )
+            task = lease.task
+            self._feed(TaskFailed(event.worker, task.key, lease.attempt, _reason(failure)))
+
+    def _record(self, commit: Commit) -> None:
+        """Note what lies in the store, whoever put it, once."""
+        if commit.key not in self._commits:
+            self._commits[commit.key] = commit
+            self._ledger.record(commit)
+
+    # -- what is to be done ------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        for command in self._coordinator.handle(event):
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case StartWorker(worker):
+                self._pool.start(worker)
+            case Assign(worker, lease):
+                self._outbox[worker].append(lease)
+            case CloseTask(lease, parts):
+                self._close_task(lease, parts)
+            case QuarantineTask(lease, reason):
+                self._quarantine_task(lease, reason)
+            case EndJob():
+                pass
+
+    def _keep_pumping(self) -> None:
+        """Give every worker that holds a lease something to run now and something to run next."""
+        for number, worker in self._coordinator.workers.items():
+            while worker.holding and self._pool.pending(number) < PUMPS_QUEUED:
+                self._pool.pump(number, tuple(self._outbox.pop(number, ())), PUMP_S)
+
+    def _close_task(self, lease: Lease, parts: tuple[Task, ...]) -> None:
+        """Put the zero-row object, unless a late worker was first; then its rows are kept."""
+        rows, errors = no_rows(self._job.pipeline, self._job.plan.schema)
+        commit = self._ledger.objects.put(lease, rows, errors, parts=parts)
+        self._record(commit)
+        if commit.parts:
+            self._watcher.say(f"{lease.task.key} keeps losing its workers: split in {len(parts)}")
+            self._feed(TaskClosed(lease.task.key, lease.attempt))
+        else:
+            self._feed(_committed(DRIVER, lease, commit))
+
+    def _quarantine_task(self, lease: Lease, reason: str) -> None:
+        task = lease.task
+        rows = self._reader.read(self._job.plan.shards[task.shard], task.start, task.stop)
+        text = f"the worker was lost whenever this row ran alone: {reason}"
+        work = lost_rows(self._job.pipeline, lease, rows, text)
+        commit = self._ledger.objects.put(lease, *work.tables())
+        self._record(commit)
+        self._watcher.say(f"row {rows.ids[0]} loses every worker: quarantined")
+        self._feed(_committed(DRIVER, lease, commit))
+
+    # -- what is shown and kept --------------------------------------------------------------
+
+    def _publish(self) -> None:
+        self._watcher.update(self._meter.snapshot(self._coordinator.tally()))
+        if time.monotonic() - self._metrics_at >= METRICS_S:
+            self._metrics_at = time.monotonic()
+            self._write_metrics("running")
+
+    def _write_metrics(self, state: str) -> dict[str, Any]:
+        document = self._meter.document(self._coordinator.tally(), state)
+        body = json.dumps(document | {"earlier_runs": self._earlier_runs})
+        self._ledger.store.put_replace(METRICS, body.encode())
+        return document
+
+    def _finish(self, end: EndJob) -> JobResult:
+        if end.ending is not Ending.COMPLETE:
+            self._drain()
+        self._ledger.flush()
+        metrics = self._write_metrics(end.ending.value)
+        self._watcher.update(self._meter.snapshot(self._coordinator.tally()))
+        if end.ending is Ending.INTERRUPTED:
+            raise InterruptedRunError(self._kept("interrupted"))
+        if end.ending is not Ending.COMPLETE:
+            raise StoppedError(self._kept(end.reason))
+        tally = self._coordinator.tally()
+        name = self._ledger.store.name
+        return JobResult(name, tally.units, tally.rows, tally.errors, False, metrics)
+
+    def _drain(self) -> None:
+        """Let running pumps return, so that a shard that is being committed is recorded too."""
+        deadline = time.monotonic() + DRAIN_S
+        workers = list(self._coordinator.workers)
+        while time.monotonic() < deadline and any(map(self._pool.pending, workers)):
+            for event in self._pool.poll(POLL_S):
+                if isinstance(event, Pumped):
+                    for _, commit in event.report.committed:
+                        self._record(commit)
+            self._ledger.tend()
+
+    def _kept(self, reason: str) -> str:
+        units = sum(commit.units for commit in self._commits.values())
+        return (
+            f"{self._ledger.store.name}: {reason}\n"
+            f"{units} of {self._job.identity.units} rows are committed and kept; "
+            "run the same command again to make the rest"
+        )
+
+
+def _committed(worker: int, lease: Lease, commit: Commit) -> TaskCommitted:
+    return TaskCommitted(worker, lease.task.key, lease.attempt, commit.rows, commit.errors)
+
+
+def _reason(failure: Failure) -> str:
+    return failure.message + (f"\n{failure.traceback}" if failure.traceback else "")
+
+
+def _earlier_runs(store: Store) -> list[dict[str, Any]]:
+    """Return the totals of the runs before, which the new metrics document carries on."""
+    stored = store.get(METRICS)
+    if stored is None:
+        return []
+    document: dict[str, Any] = json.loads(stored)
+    earlier: list[dict[str, Any]] = document.pop("earlier_runs", [])
+    return [*earlier, {k: v for k, v in document.items() if k not in ("series", "workers")}]

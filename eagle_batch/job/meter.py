@@ -1,0 +1,201 @@
+"""Adds up what workers report: totals, rates and a time series, for `_job/metrics.json`.
+
+Rates are taken from the first token's worker on: loading models is not generating.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from eagle_batch.engine.request import EngineMetrics
+from eagle_batch.job.coordinator import Tally
+from eagle_batch.job.reports import PumpReport, WorkerInfo
+
+#: Seconds between two points of the time series, at first.
+SAMPLE_S = 2.0
+#: Points that are kept; then every two become one and the distance doubles.
+MOST_POINTS = 600
+#: Seconds over which the shown speed is averaged.
+WINDOW_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How far a job is, for whoever watches it."""
+
+    #: Rows x samples: planned, committed, quarantined among the committed, completed in memory too.
+    units: int
+    committed: int
+    quarantined: int
+    completed: int
+    tasks: int
+    tasks_done: int
+    workers: int
+    #: Generated tokens of this run, and tokens for each second over the last half minute.
+    tokens: int
+    tokens_per_s: float
+    acceptance_length: float
+    occupancy: float
+    elapsed_s: float
+    #: Seconds that are left by the tokens that are left; None before anything is known.
+    eta_s: float | None
+
+
+@dataclass(slots=True)
+class _WorkerTotals:
+    info: WorkerInfo
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    units: int = 0
+    pump_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    at: float
+    tokens: int
+    units: int
+
+
+class Meter:
+    """The one owner of a run's numbers."""
+
+    def __init__(
+        self, run: str, earlier: tuple[int, int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin at zero; `earlier` are the units that were committed and quarantined before."""
+        self._run = run
+        self._clock = clock
+        self._begun = clock()
+        self._generating: float | None = None
+        self._earlier = sum(earlier)
+        self._workers: dict[int, _WorkerTotals] = {}
+        self._alive: set[int] = set()
+        self._series: list[_Point] = []
+        self._distance = SAMPLE_S
+        self._recent: list[_Point] = []
+        self.started_unix = time.time()
+
+    def started(self, worker: int, info: WorkerInfo) -> None:
+        """Note a worker that is ready."""
+        self._workers[worker] = _WorkerTotals(info)
+        self._alive.add(worker)
+        if self._generating is None:
+            self._generating = self._clock()
+
+    def lost(self, worker: int) -> None:
+        """Note a worker that is gone; what it generated stays counted."""
+        self._alive.discard(worker)
+
+    def pumped(self, worker: int, report: PumpReport) -> None:
+        """Add what a worker did."""
+        totals = self._workers[worker]
+        totals.metrics = totals.metrics + report.metrics
+        totals.units += report.units
+        totals.pump_s += report.seconds
+        self._sample()
+
+    def _sample(self) -> None:
+        point = _Point(self._clock() - self._begun, self.total().completion_tokens, self._units())
+        self._recent.append(point)
+        self._recent = [p for p in self._recent if point.at - p.at <= WINDOW_S or p is point]
+        if not self._series or point.at - self._series[-1].at >= self._distance:
+            self._series.append(point)
+        if len(self._series) > MOST_POINTS:
+            self._series = self._series[::2]
+            self._distance *= 2
+
+    def total(self) -> EngineMetrics:
+        """Return the counters of all workers of this run."""
+        return sum((item.metrics for item in self._workers.values()), EngineMetrics())
+
+    def _units(self) -> int:
+        return sum(item.units for item in self._workers.values())
+
+    def _speed(self) -> float:
+        """Return tokens per second over the last half minute."""
+        if len(self._recent) < 2:
+            return 0.0
+        first, last = self._recent[0], self._recent[-1]
+        return (last.tokens - first.tokens) / max(last.at - first.at, 1e-9)
+
+    def snapshot(self, tally: Tally) -> Snapshot:
+        """Return how far the job is."""
+        total = self.total()
+        committed = tally.rows + tally.errors
+        # A lost shard is generated again, so more may be generated than was asked for.
+        completed = min(self._earlier + self._units(), tally.units)
+        return Snapshot(
+            units=tally.units,
+            committed=committed,
+            quarantined=tally.errors,
+            completed=max(completed, committed),
+            tasks=tally.tasks,
+            tasks_done=tally.done,
+            workers=len(self._alive),
+            tokens=total.completion_tokens,
+            tokens_per_s=self._speed(),
+            acceptance_length=total.acceptance_length,
+            occupancy=total.occupancy,
+            elapsed_s=self._clock() - self._begun,
+            eta_s=self._eta(tally.units - max(completed, committed)),
+        )
+
+    def _eta(self, units_left: int) -> float | None:
+        """Estimate the seconds left: tokens a unit so far, at the speed of the last half minute."""
+        units, speed = self._units(), self._speed()
+        if not units or speed <= 0:
+            return None
+        return units_left * self.total().completion_tokens / units / speed
+
+    def document(self, tally: Tally, state: str) -> dict[str, Any]:
+        """Return everything as plain data; `state` is "running" or how the job ended."""
+        now = self._clock()
+        generating = now - self._generating if self._generating is not None else 0.0
+        total = self.total()
+        return {
+            "run": self._run,
+            "state": state,
+            "started": self.started_unix,
+            "updated": time.time(),
+            "seconds": now - self._begun,
+            "generating_seconds": generating,
+            "units": tally.units,
+            "rows": tally.rows,
+            "quarantined": tally.errors,
+            "tasks": tally.tasks,
+            "tasks_done": tally.done,
+            "rows_this_run": self._units(),
+            "tokens_per_s": total.completion_tokens / generating if generating else 0.0,
+            "rows_per_s": self._units() / generating if generating else 0.0,
+            "engine": _engine_document(total),
+            "workers": [_worker_document(n, item) for n, item in self._workers.items()],
+            "series": [asdict(point) for point in self._series],
+        }
+
+
+def _engine_document(total: EngineMetrics) -> dict[str, Any]:
+    phases = {name: getattr(total, f"{name}_s") for name in ("prefill", "draft", "verify", "host")}
+    busy = sum(phases.values())
+    pairs = zip(total.accepted_at, total.drafted_at, strict=True)
+    return {
+        **asdict(total),
+        "acceptance_length": total.acceptance_length,
+        "occupancy": total.occupancy,
+        "acceptance_at": [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs],
+        "time_share": {name: value / busy if busy else 0.0 for name, value in phases.items()},
+    }
+
+
+def _worker_document(number: int, totals: _WorkerTotals) -> dict[str, Any]:
+    tokens = totals.metrics.completion_tokens
+    return {
+        "worker": number,
+        **asdict(totals.info),
+        "rows": totals.units,
+        "tokens": tokens,
+        "pump_seconds": totals.pump_s,
+        "tokens_per_s": tokens / totals.pump_s if totals.pump_s else 0.0,
+    }

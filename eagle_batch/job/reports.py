@@ -1,0 +1,111 @@
+"""What a worker and its pool tell the driver, and the protocol of a pool of workers."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from eagle_batch.engine.request import EngineMetrics
+from eagle_batch.errors import EagleBatchError
+from eagle_batch.job.tasks import Commit, Lease
+
+#: Lines of a worker's traceback that are kept: the end says what went wrong.
+TRACEBACK_LINES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a worker could not start, broke or could not finish a task."""
+
+    message: str
+    #: End of the worker's own traceback; empty where the process is gone.
+    traceback: str = ""
+    #: The error itself where it is the user's to mend, such as a head that does not fit.
+    error: EagleBatchError | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Describe an exception where it is caught, so that it survives any pickling."""
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        known = error if isinstance(error, EagleBatchError) else None
+        message = str(error) if known is not None else f"{type(error).__name__}: {error}"
+        return cls(message, "\n".join(lines[-TRACEBACK_LINES:]), known)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Where a worker runs."""
+
+    host: str
+    pid: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class PumpReport:
+    """What happened in one pump."""
+
+    #: Tasks whose objects lie in the store now.
+    committed: tuple[tuple[Lease, Commit], ...] = ()
+    #: Tasks that could not be made, and why; the worker is well.
+    failed: tuple[tuple[Lease, Failure], ...] = ()
+    #: Counters of the engine since the last report.
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    #: Rows x samples that were completed or quarantined, committed or not.
+    units: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker is ready."""
+
+    worker: int
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A worker could not start."""
+
+    worker: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is gone: dead, hung, or broken by an exception."""
+
+    worker: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Pumped:
+    """A pump returned."""
+
+    worker: int
+    report: PumpReport
+
+
+PoolEvent = Started | StartFailed | Lost | Pumped
+
+
+class Pool(Protocol):
+    """Workers that can be started, pumped and listened to; nothing here blocks but `poll`."""
+
+    def start(self, worker: int) -> None:
+        """Begin to start a worker; Started or StartFailed follows."""
+
+    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
+        """Queue a pump that first takes in new leases; Pumped or Lost follows."""
+
+    def pending(self, worker: int) -> int:
+        """Return how many pumps of a worker were queued and have not returned."""
+
+    def poll(self, timeout: float) -> list[PoolEvent]:
+        """Wait until something happened, or for `timeout` seconds, and return what did."""
+
+    def close(self) -> None:
+        """End all workers at once."""

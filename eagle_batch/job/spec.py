@@ -1,0 +1,108 @@
+"""Everything a worker needs to know before it gets its first lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from eagle_batch.data.plan import Plan
+from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
+from eagle_batch.locations import DEMO_PREFIX, is_demo
+from eagle_batch.pipeline import Pipeline
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that a worker uses."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Return the token ids of a text."""
+
+
+class EngineLike(Protocol):
+    """The part of an engine that a worker uses; tests bring a quick one."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def slots(self) -> int:
+        """Rows that are decoded together at most."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises RequestError when the row can never run."""
+
+    def step(self) -> list[Completion]:
+        """Do one piece of work; return what finished."""
+
+    def metrics(self) -> EngineMetrics:
+        """Return the counters since the engine was built."""
+
+
+EngineFactory = Callable[[EngineSpec], EngineLike]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What is the same for every worker of a job; pickled once for each."""
+
+    pipeline: Pipeline
+    plan: Plan
+    #: Unix time of the job's first start: the clock of chat templates that print a date.
+    started: float
+    device: str
+    #: CPU threads of the engine; None leaves torch's choice.
+    threads: int | None
+    build: EngineFactory
+
+
+def engine_spec(spec: WorkerSpec) -> EngineSpec:
+    """Return what the engine is built from, names resolved on the machine that asks.
+
+    Raises ConfigError where a demo target or head is not on this machine.
+    """
+    pipeline = spec.pipeline
+    tree = pipeline.speculation
+    options = EngineSpec(
+        model=_model(pipeline),
+        head=_head(tree.head),
+        revision=pipeline.target.revision,
+        dtype=pipeline.target.dtype,
+        device=spec.device,
+        slots=pipeline.engine.slots,
+        context=pipeline.target.context,
+        prefill_chunk=pipeline.engine.prefill_chunk,
+        threads=spec.threads,
+    )
+    return replace(options, tree=tree.tree, depth=tree.depth, width=tree.width, nodes=tree.nodes)
+
+
+def build_real_engine(spec: EngineSpec) -> EngineLike:
+    """Build the engine that generates; loads torch, which nothing else on the job's side does."""
+    from eagle_batch.engine.build import build_engine
+
+    return build_engine(spec)
+
+
+def _model(pipeline: Pipeline) -> str:
+    name = pipeline.target.model
+    if not is_demo(name):
+        return name
+    from eagle_batch import demo
+
+    return str(demo.resolve(name.removeprefix(DEMO_PREFIX)))
+
+
+def _head(name: str | None) -> str | None:
+    if name is None or not is_demo(name):
+        return name
+    from eagle_batch import demo
+
+    return str(demo.head_path(name.removeprefix(DEMO_PREFIX)))

@@ -1,0 +1,71 @@
+"""How far a job is, read from its output alone; takes no lock and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from eagle_batch.job.ledger import METRICS, latest, read_identity, read_records
+from eagle_batch.job.lock import is_alive, read_holder
+from eagle_batch.job.objects import DATA, data_key
+from eagle_batch.job.store import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What an output says about its job."""
+
+    output: str
+    name: str
+    #: "running", "complete" or "stopped": not complete, and nobody is at work.
+    state: str
+    #: Rows x samples of the job, and those that records account for.
+    units: int
+    rows: int
+    quarantined: int
+    #: Shards, parts of split ones included; objects that wait for a record count as done.
+    tasks: int
+    tasks_done: int
+    #: Host and process of the run that holds the output; None without one.
+    host: str | None
+    pid: int | None
+    #: Seconds since that run, or the last one, was heard of; None before the first.
+    silent_s: float | None
+    #: The document of `_job/metrics.json`, if there is one yet.
+    metrics: dict[str, Any] | None
+
+
+def read_status(output: str, now: float | None = None) -> JobStatus:
+    """Return how far the job of an output is.
+
+    Raises LedgerError when there is no job in it, StoreError when it cannot be read.
+    """
+    now = time.time() if now is None else now
+    store = open_store(output)
+    identity = read_identity(store)
+    commits = latest(read_records(store))
+    objects = store.list(DATA)
+    tasks = list(identity.tasks)
+    for commit in commits.values():
+        tasks += commit.parts
+    done = sum(data_key(task.key) in objects for task in tasks)
+    _, holder = read_holder(store)
+    alive = holder is not None and is_alive(holder, now)
+    stored = store.get(METRICS)
+    state = "running" if alive else "complete" if done == len(tasks) else "stopped"
+    return JobStatus(
+        output=store.name,
+        name=str(identity.resolved.get("name", "")),
+        state=state,
+        units=identity.units,
+        rows=sum(commit.rows for commit in commits.values()),
+        quarantined=sum(commit.errors for commit in commits.values()),
+        tasks=len(tasks),
+        tasks_done=done,
+        host=holder.host if holder is not None and alive else None,
+        pid=holder.pid if holder is not None and alive else None,
+        silent_s=None if holder is None else max(0.0, now - holder.beat),
+        metrics=None if stored is None else json.loads(stored),
+    )

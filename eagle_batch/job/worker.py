@@ -1,0 +1,173 @@
+"""One worker: an engine, at most a few tasks, and a pump that somebody else turns.
+
+`pump` takes in leases, lets the engine run for a while, commits what is finished and reports. There
+is no thread: a worker that nobody pumps does nothing, and one that is killed leaves whole objects.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from eagle_batch.data.prompts import make_prompter
+from eagle_batch.data.rows import RowReader
+from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams, noise_key
+from eagle_batch.errors import ConfigError, LedgerError, Reason, RequestError, StoreError
+from eagle_batch.job.objects import Objects
+from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
+from eagle_batch.job.spec import EngineLike, WorkerSpec, engine_spec
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.tasks import Commit, Lease
+from eagle_batch.job.work import Flow, TaskWork
+from eagle_batch.pipeline import Sampling
+
+
+class Worker:
+    """Turns leases into committed objects."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build the engine. Raises ConfigError, HeadError or ModelError when it cannot be."""
+        pipeline, plan = spec.pipeline, spec.plan
+        self._pipeline = pipeline
+        self._plan = plan
+        self._clock = clock
+        self._device = spec.device
+        started = datetime.fromtimestamp(spec.started, UTC)
+        self._prompter = make_prompter(pipeline, lambda: started)
+        self._reader = RowReader(pipeline, plan, self._prompter.stages)
+        self._params = [_params(stage.sampling) for stage in pipeline.stages]
+        self._engine: EngineLike = spec.build(engine_spec(spec))
+        self._objects = Objects(
+            store or open_store(pipeline.output.path),
+            plan.fingerprint,
+            pipeline.output.compression,
+            pipeline.samples,
+        )
+        self._work: list[TaskWork] = []
+        self._flows: dict[str, Flow] = {}
+        self._reported = EngineMetrics()
+        self._units = 0
+        self._failed: list[tuple[Lease, Failure]] = []
+
+    def info(self) -> WorkerInfo:
+        """Say where this worker runs."""
+        return WorkerInfo(socket.gethostname(), os.getpid(), self._device)
+
+    def pump(self, leases: tuple[Lease, ...], seconds: float) -> PumpReport:
+        """Take in leases, run for about `seconds` or until nothing is left, and report.
+
+        Exceptions that are no fault of a row or of the store escape: the engine is then unusable.
+        """
+        begun = self._clock()
+        for lease in leases:
+            self._accept(lease)
+        committed: list[tuple[Lease, Commit]] = []
+        while True:
+            self._fill()
+            committed += self._commit_finished()
+            if not self._engine.has_work or self._clock() - begun >= seconds:
+                break
+            for completion in self._engine.step():
+                self._advance(completion)
+        committed += self._commit_finished()
+        return self._report(committed, self._clock() - begun)
+
+    def _accept(self, lease: Lease) -> None:
+        task = lease.task
+        shard = self._plan.shards[task.shard]
+        try:
+            rows = self._reader.read(shard, task.start, task.stop)
+        except (ConfigError, OSError) as error:
+            self._failed.append((lease, Failure.of(error)))
+            return
+        self._work.append(TaskWork(self._pipeline, lease, rows))
+
+    def _fill(self) -> None:
+        """Keep one batch waiting behind the one that runs, oldest task first."""
+        for work in self._work:
+            while self._engine.waiting < self._engine.slots:
+                flow = work.next_flow()
+                if flow is None:
+                    break
+                self._submit(flow)
+
+    def _submit(self, flow: Flow) -> None:
+        """Render the flow's next stage and give it to the engine; a row's fault quarantines it."""
+        try:
+            request = self._request(flow)
+            self._engine.add(request)
+        except RequestError as error:
+            self._quarantine(flow, error.reason, error.message)
+            return
+        flow.seeds.append(request.noise_key)
+        self._flows[request.id] = flow
+
+    def _request(self, flow: Flow) -> Request:
+        values = flow.work.values(flow)
+        text = self._prompter.render(flow.stage, values)
+        special = self._prompter.adds_special_tokens(flow.stage)
+        ids = self._engine.tokenizer.encode(text, add_special_tokens=special)
+        name = self._pipeline.stages[flow.stage].name
+        return Request(
+            id=flow.request_id,
+            prompt_ids=tuple(ids),
+            params=self._params[flow.stage],
+            noise_key=noise_key(self._pipeline.seed, flow.row_id, flow.sample, name),
+        )
+
+    def _advance(self, completion: Completion) -> None:
+        """Move a flow on to its next stage, or to its end."""
+        flow = self._flows.pop(completion.request_id)
+        if completion.finish_reason == "overflow":
+            text = f"the model gave no finite scores after {len(completion.token_ids)} tokens"
+            self._quarantine(flow, Reason.GENERATION_OVERFLOW, text)
+            return
+        flow.completions.append(completion)
+        if flow.stage + 1 < len(self._params):
+            flow.stage += 1
+            self._submit(flow)
+        else:
+            flow.work.complete(flow)
+            self._units += 1
+
+    def _quarantine(self, flow: Flow, reason: Reason, message: str) -> None:
+        flow.work.quarantine(flow, reason, message)
+        self._units += 1
+
+    def _commit_finished(self) -> list[tuple[Lease, Commit]]:
+        finished = [work for work in self._work if work.done]
+        committed: list[tuple[Lease, Commit]] = []
+        for work in finished:
+            self._work.remove(work)
+            try:
+                rows, errors = work.tables()
+                commit = self._objects.put(work.lease, rows, errors, work.tokens)
+            except (StoreError, LedgerError) as error:
+                self._failed.append((work.lease, Failure.of(error)))
+                continue
+            committed.append((work.lease, commit))
+        return committed
+
+    def _report(self, committed: list[tuple[Lease, Commit]], seconds: float) -> PumpReport:
+        total = self._engine.metrics()
+        report = PumpReport(
+            committed=tuple(committed),
+            failed=tuple(self._failed),
+            metrics=total - self._reported,
+            units=self._units,
+            seconds=seconds,
+        )
+        self._reported, self._units, self._failed = total, 0, []
+        return report
+
+
+def _params(sampling: Sampling) -> SamplingParams:
+    return SamplingParams(**sampling.model_dump())

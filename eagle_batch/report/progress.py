@@ -1,0 +1,154 @@
+"""The view of a running job: a live line on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+#: Seconds between two plain lines.
+PLAIN_EVERY_S = 10.0
+
+
+class Snapshot(Protocol):
+    """What a view shows; the job's own record has these fields."""
+
+    @property
+    def units(self) -> int:
+        """Rows x samples of the job."""
+
+    @property
+    def committed(self) -> int:
+        """Those in committed shards."""
+
+    @property
+    def quarantined(self) -> int:
+        """Those of the committed in the error table."""
+
+    @property
+    def completed(self) -> int:
+        """Those that are committed or wait in a worker's memory."""
+
+    @property
+    def workers(self) -> int:
+        """Workers that are ready."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens for each second, lately."""
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a row gains in one pass of the target."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds that are left; None while unknown."""
+
+
+class View(Protocol):
+    """Somebody who watches a job."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show how far the job is; called often."""
+
+    def say(self, text: str) -> None:
+        """Show one line that stays."""
+
+    def close(self) -> None:
+        """Show nothing more."""
+
+
+def make_view(console: Console, *, plain: bool) -> View:
+    """Return a live view where the console is a terminal, else one of plain lines."""
+    return PlainView(console) if plain or not console.is_terminal else LiveView(console)
+
+
+class PlainView:
+    """A line every ten seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last = clock()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Print a line if it is time."""
+        if self._clock() - self._last >= PLAIN_EVERY_S:
+            self._last = self._clock()
+            self.say(describe(snapshot))
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Do nothing: lines stay."""
+
+
+class LiveView:
+    """A bar that moves."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            BarColumn(bar_width=24), TextColumn("{task.description}"), console=console
+        )
+        self._task = self._progress.add_task("starting workers", total=None)
+        self._progress.start()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Move the bar; a row that no commit holds yet moves it too, but never to its end."""
+        done = snapshot.completed
+        if snapshot.committed < snapshot.units:
+            done = min(done, snapshot.units - 1)
+        self._progress.update(
+            self._task, total=snapshot.units, completed=done, description=describe(snapshot)
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._progress.stop()
+
+
+def describe(snapshot: Snapshot) -> str:
+    """Return one line on how far a job is; 100 % only when the last shard is committed."""
+    parts = [
+        f"{_percent(snapshot)}% {snapshot.completed:,}/{snapshot.units:,} rows",
+        f"{snapshot.committed:,} committed",
+        f"{snapshot.tokens_per_s:,.0f} tokens/s",
+        f"{snapshot.acceptance_length:.2f} tokens/pass",
+        f"{snapshot.workers} workers" if snapshot.workers != 1 else "1 worker",
+    ]
+    if snapshot.quarantined:
+        parts.append(f"{snapshot.quarantined:,} quarantined")
+    parts.append(f"{duration(snapshot.elapsed_s)} elapsed")
+    if snapshot.eta_s is not None and snapshot.committed < snapshot.units:
+        parts.append(f"about {duration(snapshot.eta_s)} left")
+    return ", ".join(parts)
+
+
+def _percent(snapshot: Snapshot) -> int:
+    if snapshot.committed >= snapshot.units:
+        return 100
+    return min(99, 100 * snapshot.completed // max(1, snapshot.units))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them: 48s, 3m10s, 2h05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
