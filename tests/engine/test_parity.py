@@ -1,0 +1,133 @@
+"""The engine against the plain decoder: the same tokens, whatever the batch, the head and the tree."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.engine import Engine
+from eagle_batch.engine.request import Completion, Request, SamplingParams
+from eagle_batch.engine.testing import FAMILIES, plain_decode, tiny_head, tiny_target
+from eagle_batch.models.target import Target
+
+CONTEXT = 160
+SHAPES = {
+    "chain": {"depth": 3, "width": 1, "nodes": 3},
+    "tree": {"depth": 3, "width": 4, "nodes": 10},
+    "deep": {"depth": 6, "width": 2, "nodes": 9},
+}
+
+
+def prompts(count: int, vocab: int, seed: int = 0) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, vocab) for _ in range(14)]
+    texts = [[rng.randrange(3, vocab) for _ in range(rng.randrange(1, 30))] for _ in range(count)]
+    return [tuple(shared + text if i % 2 else text) for i, text in enumerate(texts)]
+
+
+def decode_ids(token_ids: Sequence[int]) -> str:
+    return "".join(chr(97 + token) for token in token_ids)
+
+
+def build(target: Target, shape: str | None, slots: int, *, kind: str = "eagle3", **options: Any) -> Engine:
+    drafter = None
+    if shape is not None:
+        head = tiny_head(target, kind, draft_vocab=target.shape.vocab - 5)
+        sizes = SHAPES[shape]
+        drafter = EagleDrafter(head, slots=slots, capacity=CONTEXT + sizes["depth"] + 2, **sizes)
+    return Engine(target, drafter, None, decode_ids, slots=slots, context=CONTEXT, **options)
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
+    for request in requests:
+        engine.add(request)
+    done: dict[str, Completion] = {}
+    while engine.has_work:
+        for completion in engine.step():
+            assert completion.request_id not in done
+            done[completion.request_id] = completion
+    return done
+
+
+def mixed_requests(vocab: int, count: int = 10) -> list[Request]:
+    """Requests whose sampling differs from row to row, so that rows of one batch must not leak."""
+    choices = [
+        SamplingParams(max_tokens=24),
+        SamplingParams(temperature=1.0, max_tokens=30),
+        SamplingParams(temperature=0.7, top_p=0.9, max_tokens=17),
+        SamplingParams(temperature=1.3, top_k=5, max_tokens=24, min_tokens=9),
+        SamplingParams(temperature=0.9, min_p=0.1, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=1.0, top_k=7, top_p=0.8, min_p=0.05, max_tokens=20),
+        SamplingParams(max_tokens=1),
+        SamplingParams(temperature=2.0, max_tokens=40, stop_token_ids=(5, 6)),
+    ]
+    return [
+        Request(str(i), prompt, choices[i % len(choices)], noise_key=7919 * i - 3)
+        for i, prompt in enumerate(prompts(count, vocab))
+    ]
+
+
+def expected_tokens(target: Target, requests: Sequence[Request]) -> dict[str, list[int]]:
+    return {r.id: plain_decode(target.model, r.prompt_ids, r.params, r.noise_key) for r in requests}
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("shape", [None, "tree"])
+def test_every_family_decodes_what_the_plain_decoder_does(family: str, shape: str | None) -> None:
+    target = tiny_target(family, window=12 if family in {"mistral", "gemma2", "gemma3"} else None)
+    requests = mixed_requests(target.shape.vocab)
+    done = run(build(target, shape, slots=4), requests)
+    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_batch_head_and_tree_leave_no_trace_in_the_text(kind: str, shape: str, slots: int) -> None:
+    target = tiny_target()
+    requests = mixed_requests(target.shape.vocab, count=14)
+    engine = build(target, shape, slots, kind=kind, prefill_chunk=7)
+    done = run(engine, requests)
+    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+    assert engine.metrics().acceptance_length > 1.05, "the random head never hit: the test is blind"
+
+
+def test_a_prefix_that_prompts_share_is_computed_once() -> None:
+    target = tiny_target()
+    shared = tuple(range(3, 23)) * 2
+    requests = [Request(str(i), (*shared, 3 + i, 4), SamplingParams(max_tokens=12)) for i in range(9)]
+    engine = build(target, "tree", slots=4)
+    done = run(engine, requests)
+    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+    metrics = engine.metrics()
+    assert metrics.prompt_tokens == 9 * 42
+    assert metrics.cached_prompt_tokens >= 8 * 38
+
+
+def test_samples_of_one_prompt_differ_and_repeat_exactly() -> None:
+    target = tiny_target()
+    params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+    requests = [Request(str(i), tuple(range(3, 23)), params, noise_key=i) for i in range(6)]
+    first = {k: c.token_ids for k, c in run(build(target, "tree", slots=6), requests).items()}
+    again = {k: c.token_ids for k, c in run(build(target, None, slots=2), requests).items()}
+    assert first == again
+    assert len(set(first.values())) == 6
+
+
+def test_counters_add_up() -> None:
+    target = tiny_target()
+    requests = mixed_requests(target.shape.vocab)
+    engine = build(target, "tree", slots=4)
+    done = run(engine, requests)
+    metrics = engine.metrics()
+    assert metrics.rows == len(requests)
+    assert metrics.completion_tokens == sum(len(c.token_ids) for c in done.values())
+    assert metrics.prompt_tokens == sum(c.prompt_tokens for c in done.values())
+    assert metrics.row_passes == sum(c.target_passes - 1 for c in done.values())
+    assert sum(metrics.accepted_at) == sum(c.accepted for c in done.values())
+    assert metrics.round_tokens == metrics.row_passes + sum(metrics.accepted_at)
+    assert list(metrics.accepted_at) == sorted(metrics.accepted_at, reverse=True)
