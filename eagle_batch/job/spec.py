@@ -22,7 +22,9 @@ class Tokenizer(Protocol):
 class EngineLike(Protocol):
     """The part of an engine that a worker uses; tests bring a quick one."""
 
-    tokenizer: Tokenizer
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
 
     @property
     def slots(self) -> int:

@@ -64,20 +64,21 @@ class Worker:
     def pump(self, leases: tuple[Lease, ...], seconds: float) -> PumpReport:
         """Take in leases, run for about `seconds` or until nothing is left, and report.
 
-        Exceptions that are no fault of a row or of the store escape: the engine is then unusable.
+        Takes at least one step. Exceptions that are no fault of a row or of the store escape: the
+        engine is then unusable.
         """
         begun = self._clock()
         for lease in leases:
             self._accept(lease)
-        committed: list[tuple[Lease, Commit]] = []
-        while True:
-            self._fill()
-            committed += self._commit_finished()
-            if not self._engine.has_work or self._clock() - begun >= seconds:
-                break
+        self._fill()
+        committed = self._commit_finished()
+        while self._engine.has_work:
             for completion in self._engine.step():
                 self._advance(completion)
-        committed += self._commit_finished()
+            self._fill()
+            committed += self._commit_finished()
+            if self._clock() - begun >= seconds:
+                break
         return self._report(committed, self._clock() - begun)
 
     def _accept(self, lease: Lease) -> None:

@@ -1,0 +1,142 @@
+"""An engine whose text follows from prompt and noise key alone, in no time; it can also die."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
+from eagle_batch.errors import ConfigError, Reason, RequestError
+
+#: Prompts that contain one of these words do what it says.
+KILL, RAISE, HANG, LONG, OVERFLOW = "{kill}", "{raise}", "{hang}", "{long}", "{overflow}"
+
+
+class FakeTokenizer:
+    """One token a byte."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        return ([1] if add_special_tokens else []) + list(text.encode())
+
+
+def fake_text(prompt: bytes, noise_key: int, tokens: int) -> str:
+    """The oracle: what this engine writes, whoever asks, whenever."""
+    seed = prompt + noise_key.to_bytes(8, "little", signed=True)
+    return hashlib.sha256(seed).hexdigest()[: 4 * tokens]
+
+
+class FakeEngine:
+    """Rows take as many steps as their prompt's length says, so that they end out of order."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.tokenizer = FakeTokenizer()
+        self.spec = spec
+        self._waiting: deque[Request] = deque()
+        self._active: list[tuple[Request, int]] = []
+        self._total = EngineMetrics(drafted_at=(0,), accepted_at=(0,))
+        #: Most requests that waited for a slot at once.
+        self.most_waiting = 0
+        self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
+
+    @property
+    def slots(self) -> int:
+        return self.spec.slots
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    def add(self, request: Request) -> None:
+        if LONG in _prompt(request):
+            raise RequestError(Reason.PROMPT_TOO_LONG, "the prompt is too long")
+        taken = {item.id for item in self._waiting} | {item.id for item, _ in self._active}
+        assert request.id not in taken
+        self._waiting.append(request)
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+
+    def step(self) -> list[Completion]:
+        time.sleep(self.step_s)
+        while self._waiting and len(self._active) < self.slots:
+            request = self._waiting.popleft()
+            self._active.append((request, 1 + len(request.prompt_ids) % 3))
+        for request, _ in self._active:
+            _misbehave(_prompt(request))
+        self._active = [(request, left - 1) for request, left in self._active]
+        done = [request for request, left in self._active if left == 0]
+        self._active = [(request, left) for request, left in self._active if left > 0]
+        completions = [_complete(request) for request in done]
+        self._account(completions)
+        return completions
+
+    def metrics(self) -> EngineMetrics:
+        return self._total
+
+    def _account(self, completions: list[Completion]) -> None:
+        for item in completions:
+            self._total = self._total + EngineMetrics(
+                rows=1,
+                prompt_tokens=item.prompt_tokens,
+                completion_tokens=len(item.token_ids),
+                target_passes=1,
+                row_passes=1,
+                round_tokens=len(item.token_ids),
+                drafted_at=(2,),
+                accepted_at=(1,),
+                slot_passes=self.slots,
+                verify_s=0.002,
+                draft_s=0.001,
+            )
+
+
+def _prompt(request: Request) -> str:
+    return bytes(request.prompt_ids).decode()
+
+
+def _misbehave(prompt: str) -> None:
+    if KILL in prompt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if RAISE in prompt:
+        raise RuntimeError("the device is gone")
+    if HANG in prompt:
+        time.sleep(3600)
+
+
+def _complete(request: Request) -> Completion:
+    tokens = min(4, request.params.max_tokens)
+    prompt = bytes(request.prompt_ids)
+    return Completion(
+        request_id=request.id,
+        token_ids=tuple(range(tokens)),
+        text=fake_text(prompt.removeprefix(b"\x01"), request.noise_key, tokens),
+        finish_reason="overflow" if OVERFLOW in prompt.decode() else "length",
+        prompt_tokens=len(prompt),
+        target_passes=2,
+        drafted=4,
+        accepted=2,
+    )
+
+
+def build_fake(spec: EngineSpec) -> FakeEngine:
+    """The engine factory of tests; importable, so that actors find it by name."""
+    return FakeEngine(spec)
+
+
+def build_refused(spec: EngineSpec) -> FakeEngine:
+    raise ConfigError(f"speculation.head: does not fit {spec.model}")
+
+
+def build_broken(spec: EngineSpec) -> FakeEngine:
+    raise RuntimeError("no kernel image is available")
+
+
+def build_quick_to_die(spec: EngineSpec) -> FakeEngine:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return FakeEngine(spec)

@@ -1,0 +1,187 @@
+"""Whole jobs for tests: an input file, a pipeline without a model, and a pool in this process."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from eagle_batch.data.describe import prepare
+from eagle_batch.engine.request import noise_key
+from eagle_batch.job.driver import Job, JobResult, SizedPool, run_job
+from eagle_batch.job.meter import Snapshot
+from eagle_batch.job.reports import Failure, Lost, PoolEvent, Pumped, Started, StartFailed
+from eagle_batch.job.spec import EngineFactory, WorkerSpec
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.tasks import Lease
+from eagle_batch.job.worker import Worker
+from eagle_batch.pipeline import Pipeline, load_pipeline
+from tests.job.fake_engine import build_fake, fake_text
+
+
+def write_job(folder: Path, topics: Sequence[str], **fields: Any) -> Path:
+    """Write input and pipeline; returns the pipeline file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {"id": [f"row{n}" for n in range(len(topics))], "topic": topics, "n": range(len(topics))}
+    )
+    pq.write_table(table, folder / "in.parquet")
+    document = {
+        "name": "fake",
+        "seed": 3,
+        "input": {"path": "in.parquet", "id": "id"},
+        "target": {"model": str(folder)},
+        "speculation": {"method": "none"},
+        "stages": [
+            {"name": "one", "prompt": "ask {{ topic }}", "sampling": {"max_tokens": 3}},
+            {"name": "two", "prompt": "{{ one }} of {{ topic }}", "sampling": {"max_tokens": 2}},
+        ],
+        "samples": 2,
+        "engine": {"slots": 4, "threads": 1},
+        "workers": {"count": 1, "gpus": 0},
+        "output": {"path": str(folder / "out"), "rows_per_shard": 4},
+    }
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    path = folder / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(_merge(document, fields)))
+    return path
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(value, dict) and isinstance(old, dict)
+        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def load_job(path: Path, *overrides: str) -> Job:
+    pipeline = load_pipeline(path, overrides)
+    plan, prompter = prepare(pipeline)
+    return Job(pipeline, plan, prompter, {"command": ["test"]})
+
+
+def expected_rows(topics: Sequence[str], seed: int = 3, samples: int = 2) -> list[dict[str, Any]]:
+    """What an undisturbed run writes, computed without any of the code under test."""
+    rows = []
+    for n, topic in enumerate(topics):
+        for sample in range(samples):
+            name = f"row{n}"
+            one = fake_text(f"ask {topic}".encode(), noise_key(seed, name, sample, "one"), 3)
+            prompt = f"{one} of {topic}".encode()
+            two = fake_text(prompt, noise_key(seed, name, sample, "two"), 2)
+            rows.append({"id": name, "sample": sample, "topic": topic, "one": one, "two": two})
+    return rows
+
+
+def read_rows(output: str | Path) -> list[dict[str, Any]]:
+    """The rows of an output, shard by shard, in the order they lie there."""
+    columns = ["id", "sample", "topic", "one", "two"]
+    files = sorted(Path(output, "data").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file, columns=columns).to_pylist()]
+
+
+def read_errors(output: str | Path) -> list[dict[str, Any]]:
+    files = sorted(Path(output, "errors").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+class CrashError(Exception):
+    """A worker of the in-process pool dies."""
+
+
+@dataclass
+class Watch:
+    """Keeps what a user would see."""
+
+    lines: list[str] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+    def update(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+#: Called before each pump with (worker, its pump count); may raise CrashError or anything else.
+Sabotage = Callable[[int, int], None]
+
+
+class InProcessPool:
+    """Workers in this process, pumped when polled; a killed one loses its memory like a process."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        job: Job,
+        started: float,
+        *,
+        size: int = 1,
+        build: EngineFactory = build_fake,
+        store: Store | None = None,
+        sabotage: Sabotage | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        self.spec = WorkerSpec(pipeline, job.plan, started, "cpu", 1, build)
+        self.store = store or open_store(pipeline.output.path)
+        self.workers: dict[int, Worker] = {}
+        self.size = size
+        self.seconds = seconds
+        self.closed = False
+        self._sabotage = sabotage
+        self._queue: deque[tuple[int, tuple[Lease, ...] | None]] = deque()
+        self._pumps: dict[int, int] = defaultdict(int)
+
+    def start(self, worker: int) -> None:
+        self._queue.append((worker, None))
+
+    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
+        assert seconds > 0
+        self._queue.append((worker, leases))
+
+    def pending(self, worker: int) -> int:
+        return sum(owner == worker for owner, _ in self._queue)
+
+    def poll(self, timeout: float) -> list[PoolEvent]:
+        if not self._queue:
+            return []
+        worker, leases = self._queue.popleft()
+        if leases is None:
+            return [self._start(worker)]
+        try:
+            self._pumps[worker] += 1
+            if self._sabotage is not None:
+                self._sabotage(worker, self._pumps[worker])
+            return [Pumped(worker, self.workers[worker].pump(leases, self.seconds))]
+        except Exception as error:  # noqa: BLE001 - as an actor does
+            self._queue = deque(item for item in self._queue if item[0] != worker)
+            del self.workers[worker]
+            return [Lost(worker, Failure.of(error))]
+
+    def _start(self, worker: int) -> PoolEvent:
+        try:
+            self.workers[worker] = Worker(self.spec, self.store)
+        except Exception as error:  # noqa: BLE001 - as an actor does
+            return StartFailed(worker, Failure.of(error))
+        return Started(worker, self.workers[worker].info())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def run_in_process(job: Job, watch: Watch | None = None, **options: Any) -> JobResult:
+    """Run a job to its end with an in-process pool."""
+    store = options.get("store")
+
+    def make_pool(started: float) -> SizedPool:
+        return InProcessPool(job.pipeline, job, started, **options)
+
+    return run_job(job, make_pool, watch or Watch(), store)
