@@ -69,6 +69,11 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
         re.compile(rf"^(?:{_pattern})$"),
         ["" if character == "\0" else character for character in _first],
     )
+_CoreLoader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in ("null", "bool", "float", "seq")
+}
 _CoreLoader.add_constructor("tag:yaml.org,2002:int", _CoreLoader.construct_core_int)
 _CoreLoader.add_constructor("tag:yaml.org,2002:str", _CoreLoader.construct_text)
 _CoreLoader.add_constructor("tag:yaml.org,2002:map", _CoreLoader.construct_unique_mapping)
@@ -80,7 +85,7 @@ def parse_yaml(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_CoreLoader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {_explain(error)}") from error
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: not valid YAML: nested too deeply") from error

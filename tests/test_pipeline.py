@@ -265,13 +265,15 @@ def test_an_override_changes_its_key_and_nothing_else(
     assert data == before
 
 
+# A key of YAML ends within 1,024 characters, as escapes.
+TEXT = st.text(st.characters(codec="utf-8"), max_size=50)
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     max_leaves=10,
 )
 

@@ -132,11 +132,15 @@ def _files_only(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _known_files(entries: dict[str, dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Keep the data files of a folder; names that start with `_` or `.` are by custom not data."""
+    """Keep the data files of a folder.
+
+    Names that start with `_` or `.` are by custom not data, and `.json` is seldom JSON lines.
+    """
     kept = []
     for name, info in entries.items():
         inner = PurePosixPath(name.removeprefix(folder)).parts
-        if _format_of(name) and not any(part.startswith(("_", ".")) for part in inner):
+        known = _format_of(name) is not None and not name.lower().endswith(".json")
+        if known and not any(part.startswith(("_", ".")) for part in inner):
             kept.append(info)
     return kept
 
