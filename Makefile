@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 .PHONY: demo test lint types check clean
 
 demo: $(STAMP)  ## make questions and answers with the demo target on this machine
-	$(BIN)/python -m eagle_batch.demo
+	$(BIN)/eagle-batch demo fetch
 	$(BIN)/eagle-batch submit pipelines/synth.yaml
 
 test: $(STAMP)  ## run every test

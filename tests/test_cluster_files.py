@@ -161,4 +161,4 @@ def test_manifests_pass_exit_codes_on_and_accept_quarantined_rows(
             ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == expected
-        assert re.match(r"submit \S+\.yaml --set output\.path=s3://my-bucket/\S+", done.stdout)
+        assert re.match(r"submit \S+\.yaml --output s3://my-bucket/\S+", done.stdout)

@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-COMMAND = [sys.executable, "-m", "eagle_batch.cli"]
+COMMAND = [sys.executable, "-m", "eagle_batch"]
 #: Long enough for a busy machine of two cores; a job that takes it has hung.
 PATIENCE_S = 600.0
 

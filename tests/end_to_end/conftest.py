@@ -55,7 +55,7 @@ def undisturbed(prompts_pipeline: Path) -> Path:
     """The output of the prompts' pipeline, with nothing in its way."""
     output = prompts_pipeline.parent / "undisturbed"
     outcome: Outcome = eagle_batch(
-        "submit", prompts_pipeline, "--set", f"output.path={output}", cwd=output.parent
+        "submit", prompts_pipeline, "--output", output, cwd=output.parent
     )
     assert outcome.code == 0, outcome.text
     return output

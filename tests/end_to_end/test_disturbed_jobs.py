@@ -14,9 +14,7 @@ pytestmark = pytest.mark.slow
 
 def start(pipeline: Path, folder: Path) -> RunningJob:
     output = folder / "output"
-    return RunningJob(
-        pipeline, "--set", f"output.path={output}", output=output, log=folder / "log.txt"
-    )
+    return RunningJob(pipeline, "--output", output, output=output, log=folder / "log.txt")
 
 
 def assert_equal_to(undisturbed: Path, output: Path) -> None:
@@ -50,9 +48,7 @@ def test_a_killed_driver_s_job_is_resumed_by_the_same_command(
     done = {path: path.stat().st_mtime_ns for path in shards(job.output)}
     assert 3 <= len(done) < PROMPTS // 4
 
-    outcome = eagle_batch(
-        "submit", prompts_pipeline, "--set", f"output.path={job.output}", cwd=tmp_path
-    )
+    outcome = eagle_batch("submit", prompts_pipeline, "--output", job.output, cwd=tmp_path)
     assert outcome.code == 0, outcome.text
     after = {path: path.stat().st_mtime_ns for path in shards(job.output)}
     assert {path: after[path] for path in done} == done
