@@ -16,7 +16,12 @@ from eagle_batch.errors import ConfigError
 from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.target import Target, load_target
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 #: Longest context that is reserved when the pipeline names none.
 _DEFAULT_CONTEXT = 2048
 
@@ -29,7 +34,9 @@ def build_engine(spec: EngineSpec) -> Engine:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = torch.device(spec.device)
-    target = load_target(spec.model, revision=spec.revision, dtype=_DTYPES[spec.dtype], device=device)
+    target = load_target(
+        spec.model, revision=spec.revision, dtype=_DTYPES[spec.dtype], device=device
+    )
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
     context = _context(spec.context, target.shape.context)
     drafter = None if spec.head is None else _build_drafter(spec, spec.head, target, context)
@@ -42,6 +49,7 @@ def build_engine(spec: EngineSpec) -> Engine:
         context=context,
         prefill_chunk=spec.prefill_chunk,
     )
+
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     """Return how token ids become text; spaces are left as the model wrote them."""
@@ -61,16 +69,26 @@ def _context(wanted: int | None, limit: int) -> int:
         return min(limit, _DEFAULT_CONTEXT)
     if wanted > limit:
         raise ConfigError(
-            f"target.context: {wanted} tokens, but the target was made for {limit}; lower it to {limit} or less"
+            f"target.context: {wanted} tokens, but the target was made for {limit}; "
+            f"lower it to {limit} or less"
         )
     return wanted
 
 
 def _build_drafter(spec: EngineSpec, path: str, target: Target, context: int) -> Drafter:
-    head = load_head(path, dtype=target.dtype, device=target.device, target_layers=target.shape.layers)
+    head = load_head(
+        path, dtype=target.dtype, device=target.device, target_layers=target.shape.layers
+    )
     head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
     if spec.tree == "chain":
         width, nodes = 1, spec.depth
     else:
         width, nodes = spec.width, spec.nodes
-    return EagleDrafter(head, slots=spec.slots, capacity=context + spec.depth + 2, depth=spec.depth, width=width, nodes=nodes)
+    return EagleDrafter(
+        head,
+        slots=spec.slots,
+        capacity=context + spec.depth + 2,
+        depth=spec.depth,
+        width=width,
+        nodes=nodes,
+    )

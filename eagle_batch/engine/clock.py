@@ -1,7 +1,7 @@
 """Where the time of a round goes: prefill, draft, verify, host.
 
-On the CPU a phase is timed where it runs. On CUDA a phase only enqueues work, so events are recorded
-and read after the round's own synchronisation; timing adds none.
+On the CPU a phase is timed where it runs. On CUDA a phase only enqueues work, so events are
+recorded and read after the round's own synchronisation; timing adds none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PhaseClock:
             yield
             self.seconds[name] += time.perf_counter() - start
             return
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = _event(), _event()
         begin.record()
         yield
         end.record()
@@ -59,3 +59,7 @@ class PhaseClock:
             end.synchronize()
             self.seconds[name] += begin.elapsed_time(end) / 1000.0
         self._pending.clear()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

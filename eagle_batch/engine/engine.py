@@ -1,8 +1,9 @@
 """The engine: continuous batching over slots, one verb.
 
-`step()` either prefills prompts into free slots or runs one round for all active rows: draft a tree,
-verify it with one pass of the target, commit the accepted path, extend the drafter over it. Everything
-inside a round is tensor work on fixed shapes; the only synchronisation reads the round's result.
+`step()` either prefills prompts into free slots or runs one round for all active rows: draft a
+tree, verify it with one pass of the target, commit the accepted path, extend the drafter over it.
+Everything inside a round is tensor work on fixed shapes; the only synchronisation reads the
+round's result.
 
 Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a path, V vocabulary.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from eagle_batch.engine.clock import PhaseClock
 from eagle_batch.engine.counters import Counters
-from eagle_batch.engine.drafters.base import Drafter, DraftState
+from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules
 from eagle_batch.engine.prefill import Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request
@@ -99,7 +100,8 @@ class Engine:
         if count >= self.context:
             raise RequestError(
                 Reason.PROMPT_TOO_LONG,
-                f"the prompt has {count} tokens; the context holds {self.context} and needs one for the answer",
+                f"the prompt has {count} tokens; the context holds {self.context} "
+                "and needs one for the answer",
             )
         self._ids.add(request.id)
         self._waiting.append(request)
@@ -122,12 +124,14 @@ class Engine:
             tokens_B, finite_B = self._prefill.run(rows, first, self._slots.params)
             stop = first + len(rows)
             self._slots.root_S[first:stop] = tokens_B
-            self._slots.length_S[first:stop] = torch.tensor([row.length for row in rows], device=tokens_B.device)
+            self._slots.length_S[first:stop] = torch.tensor(
+                [row.length for row in rows], device=tokens_B.device
+            )
             self._slots.index_S[first:stop] = 1
             emitted = torch.stack((tokens_B, finite_B.long()), dim=1).tolist()
         for row, (token, finite) in zip(rows, emitted, strict=True):
             row.target_passes = 1
-            self._append(row, [token], bool(finite))
+            self._append(row, [token], finite=bool(finite))
 
     def _round(self) -> None:
         state = self._state()
@@ -164,7 +168,9 @@ class Engine:
         write_BN = state.length_B[:, None] + torch.arange(N, device=state.length_B.device)
         positions_BN = state.length_B[:, None] + tree.depth_BN
         extent = _bucket(state.longest + N, self.cache.shape.capacity)
-        step = self.cache.step(0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent)
+        step = self.cache.step(
+            0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
+        )
         return self.target.forward(tree.tokens_BN, positions_BN, step, self._aux_layers)
 
     def _commit(self, state: DraftState, tree: DraftTree, verdict: Verdict) -> None:
@@ -182,11 +188,14 @@ class Engine:
         self._slots.length_S[rows] += gained_B
         self._slots.index_S[rows] += gained_B
 
-    def _extend(self, drafter: Drafter, state: DraftState, output: TargetOutput, verdict: Verdict) -> None:
+    def _extend(
+        self, drafter: Drafter, state: DraftState, output: TargetOutput, verdict: Verdict
+    ) -> None:
         features_BNF = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
         index = verdict.path_BA[..., None].expand(*verdict.path_BA.shape, features_BNF.shape[-1])
         features_BAF = features_BNF.gather(1, index)
-        drafter.extend(0, features_BAF, verdict.tokens_BA, state.length_B, verdict.accepted_B, state.longest)
+        chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)
+        drafter.extend(chain, features_BAF, verdict.tokens_BA)
 
     def _account(self, result: list[list[int]], depth: int) -> None:
         accepted = []
@@ -196,10 +205,10 @@ class Engine:
             row.accepted += count
             row.length += count + 1
             accepted.append(count)
-            self._append(row, tokens[: count + 1], bool(finite))
+            self._append(row, tokens[: count + 1], finite=bool(finite))
         self._counters.add_round(accepted, depth)
 
-    def _append(self, row: Row, tokens: Sequence[int], finite: bool) -> None:
+    def _append(self, row: Row, tokens: Sequence[int], *, finite: bool) -> None:
         if not finite:
             row.finish_reason = "overflow"
             return
@@ -228,7 +237,9 @@ def _round_result(verdict: Verdict, logits_BNV: Tensor, chosen_BN: Tensor) -> Te
     best_BN = logits_BNV.gather(-1, chosen_BN[..., None])[..., 0]
     # A NaN anywhere wins the argmax, so the chosen logit tells of the whole place.
     finite_B = best_BN.gather(1, verdict.path_BA).isfinite().all(1)
-    return torch.cat((verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1)
+    return torch.cat(
+        (verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1
+    )
 
 
 def _bucket(extent: int, capacity: int, size: int = 32) -> int:

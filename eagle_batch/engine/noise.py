@@ -1,8 +1,8 @@
 """Noise with an address: a counter-based generator evaluated where it is needed.
 
-The Gumbel noise of a token depends on (noise key of the row, index of the generated token, token id)
-and on nothing else: not on the batch, the tree, the device or the order of evaluation. The hash is
-integer arithmetic in 32-bit lanes, so every device computes the same bits.
+The Gumbel noise of a token depends on (noise key of the row, index of the generated token, token
+id) and on nothing else: not on the batch, the tree, the device or the order of evaluation. The
+hash is integer arithmetic in 32-bit lanes, so every device computes the same bits.
 
 Shape legend: `...` any shape of places, V token ids.
 """

@@ -1,7 +1,7 @@
 """Prefill: prompts into slots, in chunks, shared prefixes only once.
 
-A group of prompts runs padded to the longest, chunk by chunk, through the target and over the head's
-own slots. The last chunk of a prompt yields its first token.
+A group of prompts runs padded to the longest, chunk by chunk, through the target and over the
+head's own slots. The last chunk of a prompt yields its first token.
 
 Shape legend: B prompts of a group, N places of a chunk, H hidden size.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from eagle_batch.engine.drafters.base import Drafter
+from eagle_batch.engine.drafters.base import CommittedChain, Drafter
 from eagle_batch.engine.prefix import PrefixStore, SharedPrefix
 from eagle_batch.engine.request import Request
 from eagle_batch.engine.sampling import RowParams, choose
@@ -33,7 +34,12 @@ class Prefill:
     """Runs prompts through the target and the drafter."""
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, cache: KeyValueCache, eos_ids: Tensor, chunk: int
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        cache: KeyValueCache,
+        eos_ids: Tensor,
+        chunk: int,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -46,7 +52,7 @@ class Prefill:
         self.cached_tokens = 0
 
     def choose_group(self, waiting: deque[Request], free: int) -> list[Request]:
-        """Take requests off the queue: one alone when others wait for its prefix, else all that fit."""
+        """Take requests off the queue: all that fit, or one alone if others share its prefix."""
         first = waiting.popleft()
         others = (request.prompt_ids for request in islice(waiting, _LOOK_AHEAD))
         self._share = self._prefixes.worth_sharing(first.prompt_ids, others)
@@ -62,75 +68,65 @@ class Prefill:
         return group
 
     def run(self, rows: Sequence[Row], first_slot: int, params: RowParams) -> tuple[Tensor, Tensor]:
-        """Prefill rows into consecutive slots; return first tokens `[B]` and whether they are finite."""
+        """Prefill rows into consecutive slots; return first tokens and whether finite, `[B]`."""
         starts = [self._reuse_prefix(row, first_slot + i) for i, row in enumerate(rows)]
-        prompts = [row.request.prompt_ids for row in rows]
-        params = params.narrow(first_slot, first_slot + len(rows))
-        tokens_B = torch.zeros(len(rows), dtype=torch.int64, device=self._target.device)
-        finite_B = torch.ones(len(rows), dtype=torch.bool, device=self._target.device)
-        longest = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
-        for offset in range(0, longest, self._chunk):
-            width = min(self._chunk, longest - offset)
-            self._run_chunk(prompts, starts, offset, width, first_slot, params, tokens_B, finite_B)
+        group = _Group(
+            prompts=[row.request.prompt_ids for row in rows],
+            starts=starts,
+            first_slot=first_slot,
+            params=params.narrow(first_slot, first_slot + len(rows)),
+            tokens_B=torch.zeros(len(rows), dtype=torch.int64, device=self._target.device),
+            finite_B=torch.ones(len(rows), dtype=torch.bool, device=self._target.device),
+        )
+        for offset in range(0, group.longest, self._chunk):
+            self._run_chunk(group, offset, min(self._chunk, group.longest - offset))
         for row in rows:
             row.length = len(row.request.prompt_ids)
         self._keep_prefix(rows[0], first_slot)
-        return tokens_B, finite_B
+        return group.tokens_B, group.finite_B
 
-    def _run_chunk(
-        self,
-        prompts: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        offset: int,
-        width: int,
-        first_slot: int,
-        params: RowParams,
-        tokens_B: Tensor,
-        finite_B: Tensor,
-    ) -> None:
+    def _run_chunk(self, group: _Group, offset: int, width: int) -> None:
         """Run places offset .. offset + width of every prompt; fill in the rows that end here."""
         device = self._target.device
-        bases = [start + offset for start in starts]
-        tokens_BN = _padded([p[b : b + width] for p, b in zip(prompts, bases, strict=True)], width, device)
+        bases = [start + offset for start in group.starts]
         base_B = torch.tensor(bases, device=device)
         positions_BN = base_B[:, None] + torch.arange(width, device=device)
-        visible = causal_visibility(len(prompts), width, device)
+        visible = causal_visibility(len(bases), width, device)
         extent = min(max(bases) + width, self._cache.shape.capacity)
-        step = self._cache.step(first_slot, positions_BN, base_B, visible, positions_BN, extent)
+        step = self._cache.step(
+            group.first_slot, positions_BN, base_B, visible, positions_BN, extent
+        )
         aux_layers = () if self._drafter is None else self._drafter.aux_layers
+        tokens_BN = _padded(group.prompts, bases, width, device)
         output = self._target.forward(tokens_BN, positions_BN, step, aux_layers)
-        last_B = torch.tensor([len(p) - 1 - b for p, b in zip(prompts, bases, strict=True)], device=device)
+        last_B = torch.tensor([len(p) - 1 for p in group.prompts], device=device) - base_B
         ends_B = (last_B >= 0) & (last_B < width)
-        self._first_tokens(output.hidden_BNH, last_B, ends_B, params, tokens_B, finite_B)
+        self._first_tokens(group, output.hidden_BNH, last_B, ends_B)
         if self._drafter is not None:
-            nexts = [p[b + 1 : b + 1 + width] for p, b in zip(prompts, bases, strict=True)]
-            next_BN = _padded(nexts, width, device)
+            next_BN = _padded(group.prompts, [base + 1 for base in bases], width, device)
+            # The token after a prompt's last one is the token just chosen.
             place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
-            next_BN = torch.where(place_BN, tokens_B[:, None], next_BN)
+            next_BN = torch.where(place_BN, group.tokens_B[:, None], next_BN)
             features = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
-            self._drafter.extend(
-                first_slot, features, next_BN, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
+            chain = CommittedChain(
+                group.first_slot, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
             )
+            self._drafter.extend(chain, features, next_BN)
 
     def _first_tokens(
-        self,
-        hidden_BNH: Tensor,
-        last_B: Tensor,
-        ends_B: Tensor,
-        params: RowParams,
-        tokens_B: Tensor,
-        finite_B: Tensor,
+        self, group: _Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor
     ) -> None:
         B, N, H = hidden_BNH.shape
         place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
         logits_B1V = self._target.logits(hidden_BNH.gather(1, place))
-        chosen_B1 = choose(logits_B1V, torch.zeros_like(last_B)[:, None], params, self._eos_ids)
+        first_B1 = torch.zeros_like(last_B)[:, None]
+        chosen_B1 = choose(logits_B1V, first_B1, group.params, self._eos_ids)
         best_B = logits_B1V.gather(-1, chosen_B1[..., None])[:, 0, 0]
-        tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], tokens_B))
-        finite_B.copy_(torch.where(ends_B, best_B.isfinite(), finite_B))
+        group.tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], group.tokens_B))
+        group.finite_B.copy_(torch.where(ends_B, best_B.isfinite(), group.finite_B))
 
     def _reuse_prefix(self, row: Row, slot: int) -> int:
-        """Copy what is known of a prompt's start into its slot; return how many tokens that covers."""
+        """Copy the known start of a prompt into its slot; return how many tokens it covers."""
         prompt = row.request.prompt_ids
         self.prompt_tokens += len(prompt)
         found = self._prefixes.match(prompt)
@@ -152,6 +148,28 @@ class Prefill:
         self._prefixes.put(SharedPrefix(tokens, self._cache.snapshot(slot, length), draft_columns))
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, device: torch.device) -> Tensor:
-    """Lay token lists out as int64 `[B, width]`, zeros behind."""
-    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows], dtype=torch.int64, device=device)
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Prompts that are prefilled together; the two tensors are filled in as the prompts end."""
+
+    prompts: Sequence[Sequence[int]]
+    #: Tokens of each prompt that a shared prefix already covers.
+    starts: Sequence[int]
+    first_slot: int
+    params: RowParams
+    tokens_B: Tensor
+    finite_B: Tensor
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that any prompt still needs."""
+        return max(len(p) - s for p, s in zip(self.prompts, self.starts, strict=True))
+
+
+def _padded(
+    prompts: Sequence[Sequence[int]], bases: Sequence[int], width: int, device: torch.device
+) -> Tensor:
+    """Return tokens base .. base + width of every prompt, int64 `[B, width]`, zero-padded."""
+    parts = [prompt[base : base + width] for prompt, base in zip(prompts, bases, strict=True)]
+    rows = [[*part, *([0] * (width - len(part)))] for part in parts]
+    return torch.tensor(rows, dtype=torch.int64, device=device)

@@ -39,8 +39,8 @@ class PrefixStore:
     def match(self, prompt: Sequence[int]) -> tuple[SharedPrefix, int] | None:
         """Return the entry that covers most of a prompt, and how many tokens may be reused.
 
-        The last token of a prompt is never reused (its hidden state is needed), nor the last token of
-        the match: the head pairs every feature with the token after it, which may differ.
+        The last token of a prompt is never reused (its hidden state is needed), nor the last token
+        of the match: the head pairs every feature with the token after it, which may differ.
         """
         best: tuple[SharedPrefix, int] | None = None
         for entry in self._entries.values():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 #: "overflow": the target's logits were not finite; the text is empty and the row is quarantined.
 FinishReason = Literal["eos", "stop", "length", "context", "overflow"]
@@ -53,7 +53,10 @@ class SamplingParams:
                 self.min_tokens > self.max_tokens,
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
             ),
-            ("" in self.stop, "stop holds an empty string, which would end every completion at once"),
+            (
+                "" in self.stop,
+                "stop holds an empty string, which would end every completion at once",
+            ),
         ]
 
 
@@ -95,7 +98,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Everything that an engine is built from; names are resolved, nothing is optional by accident."""
+    """Everything that an engine is built from; all names are resolved."""
 
     #: Folder of the target, or a hub id.
     model: str
@@ -114,7 +117,8 @@ class EngineSpec:
     nodes: int = 12
     #: Rows decoded together.
     slots: int = 16
-    #: Most tokens of prompt and completion in one slot; None takes the target's limit, at most 2048.
+    #: Most tokens of prompt and completion in one slot; None takes the target's limit, at most
+    #: 2048.
     context: int | None = None
     #: Most tokens of one prompt in one prefill pass.
     prefill_chunk: int = 512
@@ -164,11 +168,13 @@ class EngineMetrics:
         return self._combine(other, -1)
 
     def _combine(self, other: EngineMetrics, sign: int) -> EngineMetrics:
-        values = {}
+        values: dict[str, Any] = {}
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             values[item.name] = (
-                _combine_by_depth(mine, theirs, sign) if isinstance(mine, tuple) else mine + sign * theirs
+                _combine_by_depth(mine, theirs, sign)
+                if isinstance(mine, tuple)
+                else mine + sign * theirs
             )
         return EngineMetrics(**values)
 

@@ -1,8 +1,8 @@
 """Logits to token: the processed distribution and the choice under addressed noise.
 
-A token is `argmax(processed logits + Gumbel noise)`, which is a sample of the processed distribution;
-at temperature 0 the noise is left out. The same function chooses at the root of a tree, at every
-drafted node and in the plain decoder, so the text cannot depend on speculation.
+A token is `argmax(processed logits + Gumbel noise)`, which is a sample of the processed
+distribution; at temperature 0 the noise is left out. The same function chooses at the root of a
+tree, at every drafted node and in the plain decoder, so the text cannot depend on speculation.
 
 Shape legend: B rows, N places of a row, V vocabulary.
 """
@@ -25,7 +25,7 @@ _NUCLEUS_GUESS = 256
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """Sampling parameters of the rows of a batch as device tensors, with what holds for all as flags."""
+    """Sampling parameters of a batch: device tensors by row, flags for all of them."""
 
     temperature_B: Tensor
     top_k_B: Tensor
@@ -33,7 +33,8 @@ class RowParams:
     min_p_B: Tensor
     min_tokens_B: Tensor
     noise_key_B: Tensor
-    #: Whether any row samples, filters, or has a least length; decided on the host when rows change.
+    #: Whether any row samples, filters, or has a least length; decided on the host when rows
+    #: change.
     sampled: bool
     top_k: int
     nucleus: bool
@@ -47,7 +48,9 @@ class RowParams:
         return replace(self, **{name: getattr(self, name)[rows] for name in tensors})
 
 
-def pack_params(params: Sequence[SamplingParams], keys: Sequence[int], device: torch.device) -> RowParams:
+def pack_params(
+    params: Sequence[SamplingParams], keys: Sequence[int], device: torch.device
+) -> RowParams:
     """Lay the parameters of all rows out for the device."""
 
     def floats(values: Sequence[float]) -> Tensor:
@@ -110,18 +113,22 @@ def filtered_logits(logits_BNV: Tensor, params: RowParams) -> Tensor:
 
 
 def nucleus_threshold(scores_BNV: Tensor, top_p_BN: Tensor) -> Tensor:
-    """Return the least score inside the nucleus: the smallest set that reaches `top_p`, ties kept."""
+    """Return the least score in the nucleus: the smallest set that reaches `top_p`, with ties."""
     total = scores_BNV.logsumexp(-1, keepdim=True)
     vocab = scores_BNV.shape[-1]
     if scores_BNV.device.type == "cpu" and vocab > 4 * _NUCLEUS_GUESS:
         # A host decision costs nothing here, and a full sort of the vocabulary costs milliseconds.
-        threshold, complete = _threshold_among(scores_BNV.topk(_NUCLEUS_GUESS).values, total, top_p_BN)
+        threshold, complete = _threshold_among(
+            scores_BNV.topk(_NUCLEUS_GUESS).values, total, top_p_BN
+        )
         if bool(complete.all()):
             return threshold
     return _threshold_among(scores_BNV.sort(-1, descending=True).values, total, top_p_BN)[0]
 
 
-def _threshold_among(sorted_scores: Tensor, total: Tensor, top_p_BN: Tensor) -> tuple[Tensor, Tensor]:
+def _threshold_among(
+    sorted_scores: Tensor, total: Tensor, top_p_BN: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the nucleus threshold and whether the sorted scores reach `top_p` at all."""
     mass = (sorted_scores - total).exp().cumsum(-1)
     inside = torch.cat((torch.zeros_like(mass[..., :1]), mass[..., :-1]), -1) < top_p_BN[..., None]
@@ -143,7 +150,9 @@ def _mask_below(scores_BNV: Tensor, threshold_BN: Tensor, greedy_B11: Tensor) ->
     return scores_BNV.masked_fill((scores_BNV < threshold_BN[..., None]) & ~greedy_B11, -torch.inf)
 
 
-def _ban_early_end(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Tensor) -> Tensor:
+def _ban_early_end(
+    logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Tensor
+) -> Tensor:
     early_BN = index_BN < params.min_tokens_B[:, None]
     logits_BNV = logits_BNV.clone()
     ends = logits_BNV.index_select(-1, eos_ids)

@@ -1,7 +1,7 @@
 """The rows that are being decoded: tokens and lengths on the host, their mirror on the device.
 
-Active rows are always slots 0 .. n-1, so that a round is a view of the first n rows of every buffer and
-nothing is gathered. A row that ends in the middle leaves its slot to the last row.
+Active rows are always slots 0 .. n-1, so that a round is a view of the first n rows of every
+buffer and nothing is gathered. A row that ends in the middle leaves its slot to the last row.
 
 Shape legend: S slots.
 """
@@ -73,7 +73,7 @@ class Slots:
         return first
 
     def drop(self, slot: int) -> int | None:
-        """Remove a row; return the slot whose row must move into its place, None if it was the last."""
+        """Remove a row; return the slot whose row moves into its place, None if there is none."""
         last = len(self.rows) - 1
         self._params = None
         if slot == last:

@@ -1,7 +1,8 @@
 """Tiny models and a plain decoder, shipped so that users can test pipelines without a download.
 
-The decoder is the oracle of the engine's tests: one row, no cache, the whole sequence again for every
-token, its own code for temperature, top-k, top-p and min-p. It shares only the addressed noise.
+The decoder is the oracle of the engine's tests: one row, no cache, the whole sequence again for
+every token, its own code for temperature, top-k, top-p and min-p. It shares only the addressed
+noise.
 
 Shape legend: V vocabulary.
 """
@@ -39,12 +40,19 @@ FAMILIES = {
 BOS, EOS = 1, 2
 
 
-def tiny_model(family: str = "llama", *, vocab: int = 24, layers: int = 6, window: int | None = None, seed: int = 0) -> Any:
+def tiny_model(
+    family: str = "llama",
+    *,
+    vocab: int = 24,
+    layers: int = 6,
+    window: int | None = None,
+    seed: int = 0,
+) -> Any:
     """Return a random transformers causal LM of a family, float32, small enough for milliseconds.
 
     window: size of the sliding attention window where the family has one.
     """
-    import transformers  # noqa: PLC0415
+    import transformers
 
     options: dict[str, Any] = {
         "vocab_size": vocab,
@@ -78,7 +86,9 @@ def tiny_target(family: str = "llama", **options: Any) -> Target:
     return target
 
 
-def tiny_head(target: Target, kind: str = "eagle3", *, draft_vocab: int | None = None, seed: int = 1) -> Head:
+def tiny_head(
+    target: Target, kind: str = "eagle3", *, draft_vocab: int | None = None, seed: int = 1
+) -> Head:
     """Return a random head that fits a target; with a small vocabulary it is right now and then."""
     shape = target.shape
     draft_vocab = shape.vocab if kind == "eagle1" or draft_vocab is None else draft_vocab
@@ -176,7 +186,7 @@ def _ended(tokens: list[int], params: SamplingParams, eos_ids: Sequence[int]) ->
 
 
 def save_tiny_target(folder: Path, family: str = "llama", *, seed: int = 0) -> Path:
-    """Write a tiny random target with a byte tokenizer and a chat template, as a hub folder has them."""
+    """Write a tiny random target, a byte tokenizer and a chat template to a folder."""
     tokenizer = byte_tokenizer()
     model = tiny_model(family, vocab=len(tokenizer), seed=seed)
     model.save_pretrained(folder)
@@ -186,8 +196,8 @@ def save_tiny_target(folder: Path, family: str = "llama", *, seed: int = 0) -> P
 
 def byte_tokenizer() -> Any:
     """Return a tokenizer of bytes with three special tokens and a ChatML template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     specials = ["<pad>", "<|im_start|>", "<|im_end|>"]
@@ -195,11 +205,11 @@ def byte_tokenizer() -> Any:
     core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<|im_start|>", eos_token="<|im_end|>"
-    )
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), specials, strict=True))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names)
     tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return tokenizer

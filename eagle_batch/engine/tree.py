@@ -45,7 +45,9 @@ def root_tree(root_B: Tensor) -> DraftTree:
     """Return the tree without drafts: plain decoding."""
     tokens_BN = root_B[:, None]
     zeros = torch.zeros_like(tokens_BN)
-    return DraftTree(tokens_BN, zeros, torch.ones_like(tokens_BN, dtype=torch.bool)[..., None], zeros, 0)
+    return DraftTree(
+        tokens_BN, zeros, torch.ones_like(tokens_BN, dtype=torch.bool)[..., None], zeros, 0
+    )
 
 
 def build_tree(root_B: Tensor, tokens_BM: Tensor, parents_BM: Tensor, depth: int) -> DraftTree:

@@ -1,9 +1,10 @@
 """Walk a draft tree against the target: which path it accepts, which tokens come out.
 
-The target has chosen a token at every node (its own distribution, its own noise). From the root the
-walk goes to the child that carries the chosen token, as long as there is one; the token chosen at the
-last node is the bonus. Nothing here knows how the tree was drafted, so nothing about the draft but its
-luck can reach the output (EAGLE, arXiv 2401.15077, with the acceptance test of exact coupling).
+The target has chosen a token at every node (its own distribution, its own noise). From the root
+the walk goes to the child that carries the chosen token, as long as there is one; the token chosen
+at the last node is the bonus. Nothing here knows how the tree was drafted, so nothing about the
+draft but its luck can reach the output (EAGLE, arXiv 2401.15077, with the acceptance test of exact
+coupling).
 
 Shape legend: B rows, N nodes with the root, A = depth + 1 places of a path.
 """
@@ -22,9 +23,11 @@ from eagle_batch.engine.tree import DraftTree
 class Verdict:
     """What one verification pass yields for each row."""
 
-    #: int64 [B, A]; nodes of the accepted path, the root first; places behind it repeat the last node.
+    #: int64 [B, A]; nodes of the accepted path, the root first; places behind it repeat the last
+    #: node.
     path_BA: Tensor
-    #: int64 [B, A]; the emitted tokens: those of the accepted nodes, then the bonus; padding behind.
+    #: int64 [B, A]; the emitted tokens: those of the accepted nodes, then the bonus; padding
+    #: behind.
     tokens_BA: Tensor
     #: int64 [B]; accepted drafted tokens, so accepted + 1 tokens are emitted.
     accepted_B: Tensor

@@ -1,7 +1,8 @@
 """Key/value slots of one model: reserve, append, keep the accepted path.
 
 Shape legend: B rows of a pass, N new tokens a row, M scratch columns, T visible length, C slot
-capacity, S slots, G key/value heads, R query heads a key/value head, H = G*R query heads, D head size.
+capacity, S slots, G key/value heads, R query heads a key/value head, H = G*R query heads, D head
+size.
 
 One tensor owns every layer, `[layers, S, C, 2, G, D]`, so that keeping an accepted path is a single
 gather and scatter for all layers. Storage index j of a committed token equals its position. The
@@ -43,7 +44,10 @@ class KeyValueCache:
             dtype=dtype,
             device=device,
         )
-        self._flat = self.store.view(shape.layers, shape.slots * shape.capacity, 2, shape.kv_heads, shape.head_dim)
+        #: The same memory by storage column: [layers, S * C, 2, G, D].
+        self.columns = self.store.view(
+            shape.layers, shape.slots * shape.capacity, 2, shape.kv_heads, shape.head_dim
+        )
 
     @property
     def bytes(self) -> int:
@@ -72,9 +76,9 @@ class KeyValueCache:
 
     def keep(self, first_row: int, source_BA: Tensor, target_BA: Tensor) -> None:
         """Copy storage columns `source` onto `target` in every layer (the accepted path)."""
-        rows = self._row_offsets(first_row, source_BA)
-        columns = self._flat.index_select(1, (rows + source_BA).flatten())
-        self._flat.index_copy_(1, (rows + target_BA).flatten(), columns)
+        rows = self.row_offsets(first_row, source_BA)
+        columns = self.columns.index_select(1, (rows + source_BA).flatten())
+        self.columns.index_copy_(1, (rows + target_BA).flatten(), columns)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of slot `source` to slot `target`."""
@@ -88,7 +92,8 @@ class KeyValueCache:
         """Write columns from `snapshot` to the start of a slot."""
         self.store[:, row, : columns.shape[1]] = columns
 
-    def _row_offsets(self, first_row: int, like_BA: Tensor) -> Tensor:
+    def row_offsets(self, first_row: int, like_BA: Tensor) -> Tensor:
+        """Return the first storage column of each row of a pass, int64 `[B, 1]`."""
         rows_B = torch.arange(first_row, first_row + like_BA.shape[0], device=like_BA.device)
         return (rows_B * self.shape.capacity)[:, None]
 
@@ -110,7 +115,7 @@ class CacheStep:
         self._rows = slice(first_row, first_row + write_BN.shape[0])
         self._extent = extent
         clamped_BN = write_BN.clamp(max=cache.shape.capacity - 1)
-        self._index = (cache._row_offsets(first_row, write_BN) + clamped_BN).flatten()
+        self._index = (cache.row_offsets(first_row, write_BN) + clamped_BN).flatten()
         self._base_B = base_B
         self._positions_BN = positions_BN
         self._write_BN = clamped_BN
@@ -132,7 +137,7 @@ class CacheStep:
         window: a new token sees only keys less than this many positions back (sliding attention).
         softcap: attention scores are squashed to (-softcap, softcap) (Gemma 2).
         """
-        flat = self._cache._flat[layer]
+        flat = self._cache.columns[layer]
         flat[:, 0].index_copy_(0, self._index, _token_major(k_BGND))
         flat[:, 1].index_copy_(0, self._index, _token_major(v_BGND))
         seen = self._cache.store[layer, self._rows, : self._extent]
@@ -143,7 +148,9 @@ class CacheStep:
         # The query heads that share a key/value head become extra query rows: keys are read once.
         q_grouped = q_BHND.reshape(B, H // repeat, repeat * N, D)
         if softcap is None:
-            out = F.scaled_dot_product_attention(q_grouped, k_BGTD, v_BGTD, attn_mask=mask, scale=scale)
+            out = F.scaled_dot_product_attention(
+                q_grouped, k_BGTD, v_BGTD, attn_mask=mask, scale=scale
+            )
         else:
             out = _softcapped_attention(q_grouped, k_BGTD, v_BGTD, mask, scale, softcap)
         return out.reshape(B, H, N, D)
@@ -152,14 +159,18 @@ class CacheStep:
         """Return the additive mask `[B, 1, repeat * N, T]`, built once for each window."""
         key = (window, repeat)
         if key not in self._masks:
-            visible = self._visible_BNT if window is None else self._visible_BNT & self._within(window)
+            visible = (
+                self._visible_BNT if window is None else self._visible_BNT & self._within(window)
+            )
             additive = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
             additive.masked_fill_(~visible, torch.finfo(dtype).min)
             self._masks[key] = additive.repeat(1, repeat, 1)[:, None]
         return self._masks[key]
 
     def _within(self, window: int) -> Tensor:
-        columns_BT = torch.arange(self._extent, device=self._base_B.device).repeat(self._base_B.shape[0], 1)
+        columns_BT = torch.arange(self._extent, device=self._base_B.device).repeat(
+            self._base_B.shape[0], 1
+        )
         # Scratch columns hold tree nodes whose position is not their storage index.
         padded = F.pad(columns_BT, (0, max(0, self._cache.shape.capacity - self._extent)))
         padded.scatter_(1, self._write_BN, self._positions_BN)
@@ -174,7 +185,7 @@ def causal_visibility(rows: int, tokens: int, device: torch.device) -> Tensor:
 
 
 def _visible_columns(visible_BNM: Tensor, base_B: Tensor, extent: int) -> Tensor:
-    """Spread scratch visibility over storage columns: `[B, N, T]`, committed columns all visible."""
+    """Spread scratch visibility over storage: `[B, N, T]`, committed columns all visible."""
     B, N, M = visible_BNM.shape
     offset_BT = torch.arange(extent, device=base_B.device)[None] - base_B[:, None]
     scratch_BT = (offset_BT >= 0) & (offset_BT < M)

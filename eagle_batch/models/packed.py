@@ -1,11 +1,13 @@
 """A lean forward pass for Llama-shaped decoders: packed projections, few operators.
 
-At small batches the operators around the matrix products cost more than the products themselves, so
-this pass fuses q/k/v and gate/up into one product each, keeps the residual stream in float32 and calls
-nothing that a decoding step does not need. The weights are re-laid, not copied twice: the packed tensors
-replace the module's own parameters. Families: see `PACKABLE`; every other family keeps its own forward.
+At small batches the operators around the matrix products cost more than the products themselves,
+so this pass fuses q/k/v and gate/up into one product each, keeps the residual stream in float32
+and calls nothing that a decoding step does not need. The weights are re-laid, not copied twice:
+the packed tensors replace the module's own parameters. Families: see `PACKABLE`; every other
+family keeps its own forward.
 
-Shape legend: R rows of a flat batch (B*N), H hidden size, D head size, Q query heads, G key/value heads.
+Shape legend: R rows of a flat batch (B*N), H hidden size, D head size, Q query heads, G key/value
+heads.
 """
 
 from __future__ import annotations
@@ -41,21 +43,22 @@ class PackedLayer:
 class PackedDecoder:
     """The decoder stack of a packable model, embedding to final norm."""
 
-    def __init__(self, base: nn.Module, config: Any, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, base: Any, config: Any, *, heads: int, kv_heads: int, head_dim: int) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps = float(config.rms_norm_eps)
         self._scale = head_dim**-0.5
-        self._base: Any = base
-        self._layers = [_pack_layer(layer, config, heads, kv_heads) for layer in self._base.layers]
-        self._norm = self._base.norm.weight.float()
-        self._dtype = self._base.embed_tokens.weight.dtype
+        self._rotary_emb = base.rotary_emb
+        self._embed: Tensor = base.embed_tokens.weight
+        self._layers = [_pack_layer(layer, config, heads, kv_heads) for layer in base.layers]
+        self._norm: Tensor = base.norm.weight.float()
+        self._dtype = self._embed.dtype
 
     def forward(
         self, tokens_BN: Tensor, positions_BN: Tensor, attention: Any, aux_layers: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
-        x_RH = F.embedding(tokens_BN.flatten(), self._base.embed_tokens.weight).float()
+        x_RH = F.embedding(tokens_BN.flatten(), self._embed).float()
         rotary = self._rotary(x_RH, positions_BN)
         captured = {}
         for index, layer in enumerate(self._layers):
@@ -70,7 +73,7 @@ class PackedDecoder:
 
     def _rotary(self, x_RH: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, `[R, 1, D]`; the sine carries the sign of the half rotation."""
-        cos, sin = self._base.rotary_emb(x_RH, positions_BN)
+        cos, sin = self._rotary_emb(x_RH, positions_BN)
         half = self._head_dim // 2
         signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         return cos.flatten(0, 1)[:, None], signed.flatten(0, 1)[:, None]
@@ -161,7 +164,9 @@ def _stack(parts: list[nn.Linear]) -> Tensor:
 
 
 def _stack_bias(parts: list[nn.Linear]) -> Tensor | None:
-    return None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    biases: list[Tensor | None] = [part.bias for part in parts]
+    present = [bias for bias in biases if bias is not None]
+    return torch.cat(present) if present else None
 
 
 def _pack_qk_norm(attention: Any, heads: int, kv_heads: int) -> Tensor | None:

@@ -1,8 +1,8 @@
 """The target: a transformers causal language model run over our own cache slots.
 
-The only file that touches transformers' internals. A model of any decoder-only family is switched to
-an attention function of ours, which writes keys and values to a `CacheStep` and attends there; the
-model's own cache and masks are never used. At load the whole arrangement is compared with the
+The only file that touches transformers' internals. A model of any decoder-only family is switched
+to an attention function of ours, which writes keys and values to a `CacheStep` and attends there;
+the model's own cache and masks are never used. At load the whole arrangement is compared with the
 model's own forward pass, so that a family it does not fit is refused instead of decoded wrongly.
 
 Shape legend: B rows, N tokens, H hidden size, F = aux layers * H, V vocabulary.
@@ -25,7 +25,12 @@ from eagle_batch.models.packed import PackedDecoder, is_packable
 
 ATTENTION = "eagle_batch"
 #: Largest mean divergence (KL, nats a token) between our forward pass and the model's own.
-PARITY_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+PARITY_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-6,
+    torch.float16: 1e-2,
+    torch.bfloat16: 1e-1,
+}
 
 
 class Attention(Protocol):
@@ -40,7 +45,9 @@ class Attention(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Append keys and values of the new tokens, return the attention output `[B, H, N, D]`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class TargetOutput:
     """Result of one pass: post-norm last hidden state and the residual stream at the aux layers."""
 
     hidden_BNH: Tensor
-    #: Inputs of the aux layers, in rising order of layer, concatenated; None when none were asked for.
+    #: Inputs of the aux layers, in rising order of layer, concatenated; None when none were asked
+    #: for.
     aux_BNF: Tensor | None
 
 
@@ -83,7 +91,9 @@ class Target:
 
     def _pack(self) -> PackedDecoder:
         heads, s = self.config.num_attention_heads, self.shape
-        return PackedDecoder(self.base, self.config, heads=heads, kv_heads=s.kv_heads, head_dim=s.head_dim)
+        return PackedDecoder(
+            self.base, self.config, heads=heads, kv_heads=s.kv_heads, head_dim=s.head_dim
+        )
 
     @property
     def embed_weight_VH(self) -> Tensor:
@@ -106,11 +116,17 @@ class Target:
         return KeyValueCache(shape, dtype=self.dtype, device=self.device)
 
     def forward(
-        self, tokens_BN: Tensor, positions_BN: Tensor, attention: Attention, aux_layers: Sequence[int] = ()
+        self,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        attention: Attention,
+        aux_layers: Sequence[int] = (),
     ) -> TargetOutput:
         """Run the decoder; `aux_layers` are boundaries, k being the input of layer k."""
         if self._packed is not None:
-            return TargetOutput(*self._packed.forward(tokens_BN, positions_BN, attention, aux_layers))
+            return TargetOutput(
+                *self._packed.forward(tokens_BN, positions_BN, attention, aux_layers)
+            )
         with self._captured(aux_layers) as captured:
             out = self.base(
                 input_ids=tokens_BN, position_ids=positions_BN, use_cache=False, attention=attention
@@ -132,7 +148,10 @@ class Target:
     @contextmanager
     def _captured(self, aux_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         captured: dict[int, Tensor] = {}
-        handles = [self._layers[k].register_forward_pre_hook(_keep_input(captured, k), with_kwargs=True) for k in set(aux_layers)]
+        handles = [
+            self._layers[k].register_forward_pre_hook(_keep_input(captured, k), with_kwargs=True)
+            for k in set(aux_layers)
+        ]
         try:
             yield captured
         finally:
@@ -142,8 +161,9 @@ class Target:
     def check_parity(self) -> float:
         """Compare with the model's own forward pass; return the mean divergence in nats a token.
 
-        Raises ModelError when they differ: the family does something that the slots do not reproduce
-        (its own kind of cache, attention without keys and values, logits that are transformed).
+        Raises ModelError when they differ: the family does something that the slots do not
+        reproduce (its own kind of cache, attention without keys and values, logits that are
+        transformed).
         """
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(0, self.shape.vocab, (1, 32), generator=generator).to(self.device)
@@ -154,9 +174,10 @@ class Target:
         allowed = PARITY_TOLERANCE[self.dtype]
         if not gap <= allowed:
             raise ModelError(
-                f"target {self.config.model_type!r}: its forward pass over cache slots differs from the model's own by "
-                f"{gap:.3g} nats a token (allowed {allowed:.3g}), so its text would be wrong; expected a decoder-only "
-                "family that uses transformers' attention interface"
+                f"target {self.config.model_type!r}: its forward pass over cache slots differs "
+                f"from the model's own by {gap:.3g} nats a token (allowed {allowed:.3g}), so its "
+                "text would be wrong; expected a decoder-only family that uses transformers' "
+                "attention interface"
             )
         return gap
 
@@ -172,24 +193,35 @@ class Target:
         """Decode the probe in two chunks, so that the cache takes part in the comparison."""
         cache = self.new_cache(1, tokens.shape[1] + 1)
         half = tokens.shape[1] // 2
-        hidden = [self._chunk(cache, tokens, start, stop) for start, stop in ((0, half), (half, tokens.shape[1]))]
+        hidden = [
+            self._chunk(cache, tokens, start, stop)
+            for start, stop in ((0, half), (half, tokens.shape[1]))
+        ]
         return self.logits(torch.cat(hidden, dim=1))
 
     def _chunk(self, cache: KeyValueCache, tokens: Tensor, start: int, stop: int) -> Tensor:
         positions = torch.arange(start, stop, device=self.device)[None]
         base = torch.tensor([start], device=self.device)
-        step = cache.step(0, positions, base, causal_visibility(1, stop - start, self.device), positions, stop)
+        step = cache.step(
+            0, positions, base, causal_visibility(1, stop - start, self.device), positions, stop
+        )
         return self.forward(tokens[:, start:stop], positions, step).hidden_BNH
 
 
-def load_target(path: str, *, revision: str | None, dtype: torch.dtype, device: torch.device) -> Target:
+def load_target(
+    path: str, *, revision: str | None, dtype: torch.dtype, device: torch.device
+) -> Target:
     """Load a causal LM from a folder or the hub, safetensors only, and prove that it decodes right.
 
     Raises ModelError when it cannot be loaded or does not run over cache slots.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True
+            path,
+            revision=revision,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"target.model: {path!r} cannot be loaded: {error}") from error
@@ -198,22 +230,23 @@ def load_target(path: str, *, revision: str | None, dtype: torch.dtype, device: 
     return target
 
 
-def _attention_function(
+def _attention_function(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     attention: Attention | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Stand in for transformers' attention; `attention` travels as a keyword of the forward call."""
+    """Stand in for transformers' attention; `attention` is a keyword of the forward call."""
     if attention is None:
-        raise ModelError(f"{type(module).__name__} does not pass keywords on to its attention function")
+        raise ModelError(
+            f"{type(module).__name__} does not pass keywords on to its attention function"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attention.attend(int(module.layer_idx), query, key, value, scale, sliding_window, softcap)  # type: ignore[arg-type]
     return out.transpose(1, 2), None
@@ -233,7 +266,8 @@ def _find_layers(base: nn.Module, count: int) -> nn.ModuleList:
     layers = getattr(base, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != count:
         raise ModelError(
-            f"target: {type(base).__name__} has no list of {count} decoder layers named 'layers'; expected a decoder-only model"
+            f"target: {type(base).__name__} has no list of {count} decoder layers named 'layers'; "
+            "expected a decoder-only model"
         )
     return layers
 
@@ -243,7 +277,9 @@ def _read_shape(config: Any) -> TargetShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     context = getattr(config, "max_position_embeddings", None) or 2048
-    return TargetShape(config.num_hidden_layers, config.hidden_size, kv_heads, head_dim, config.vocab_size, context)
+    return TargetShape(
+        config.num_hidden_layers, config.hidden_size, kv_heads, head_dim, config.vocab_size, context
+    )
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -256,4 +292,6 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 def _logit_factor(config: Any) -> float:
     """Return what the family multiplies its logits with (Cohere multiplies, Granite divides)."""
-    return float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return float(getattr(config, "logit_scale", None) or 1.0) / float(
+        getattr(config, "logits_scaling", None) or 1.0
+    )

@@ -1,4 +1,4 @@
-"""The engine against the plain decoder: the same tokens, whatever the batch, the head and the tree."""
+"""The engine against the plain decoder: the same tokens in every batch, with every tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def decode_ids(token_ids: Sequence[int]) -> str:
     return "".join(chr(97 + token) for token in token_ids)
 
 
-def build(target: Target, shape: str | None, slots: int, *, kind: str = "eagle3", **options: Any) -> Engine:
+def build(
+    target: Target, shape: str | None, slots: int, *, kind: str = "eagle3", **options: Any
+) -> Engine:
     drafter = None
     if shape is not None:
         head = tiny_head(target, kind, draft_vocab=target.shape.vocab - 5)
@@ -99,7 +101,9 @@ def test_batch_head_and_tree_leave_no_trace_in_the_text(kind: str, shape: str, s
 def test_a_prefix_that_prompts_share_is_computed_once() -> None:
     target = tiny_target()
     shared = tuple(range(3, 23)) * 2
-    requests = [Request(str(i), (*shared, 3 + i, 4), SamplingParams(max_tokens=12)) for i in range(9)]
+    requests = [
+        Request(str(i), (*shared, 3 + i, 4), SamplingParams(max_tokens=12)) for i in range(9)
+    ]
     engine = build(target, "tree", slots=4)
     done = run(engine, requests)
     assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}

@@ -30,6 +30,22 @@ class DraftState:
     longest: int
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedChain:
+    """Where committed tokens of a batch of rows lie."""
+
+    first_row: int
+    #: Position of the first feature of each row. int64 [B].
+    start_B: Tensor
+    #: Place from which each row drafts next; the places behind it are padding. int64 [B].
+    last_B: Tensor
+    #: Greatest start of any row, known on the host.
+    longest: int
+    #: Rows whose `last` is in this call; a chunk of a longer prompt has none yet. None: all. bool
+    #: [B].
+    ends_B: Tensor | None = None
+
+
 class Drafter(Protocol):
     """Proposes a tree for every row and follows what the target accepted.
 
@@ -42,21 +58,10 @@ class Drafter(Protocol):
     nodes: int
     depth: int
 
-    def extend(
-        self,
-        first_row: int,
-        features_BAF: Tensor,
-        tokens_BA: Tensor,
-        start_B: Tensor,
-        last_B: Tensor,
-        longest: int,
-        ends_B: Tensor | None = None,
-    ) -> None:
+    def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Take in committed tokens with the target's true features.
 
-        Place i of a row pairs the feature at position start + i with the token at start + i + 1; the
-        row drafts from place `last`, and places behind it are padding. longest: greatest start of any
-        row. ends_B: rows whose `last` is in this call (a chunk of a longer prompt has none yet).
+        Place i of a row pairs the feature at position start + i with the token at start + i + 1.
         """
         ...
 

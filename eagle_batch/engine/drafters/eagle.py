@@ -1,12 +1,13 @@
 """Drafting with an EAGLE head: grow a tree in feature space, rank it under the row's own noise.
 
-The head predicts the target's next feature from the last feature and the token that followed it, and
-feeds its prediction back (EAGLE, arXiv 2401.15077). The dynamic tree keeps the likeliest nodes of a
-beam (EAGLE-2, arXiv 2406.16858). Since the target will choose `argmax(logits / T + noise)` with noise
-that is known in advance, candidates are ranked by the draft's logits under that same noise.
+The head predicts the target's next feature from the last feature and the token that followed it,
+and feeds its prediction back (EAGLE, arXiv 2401.15077). The dynamic tree keeps the likeliest nodes
+of a beam (EAGLE-2, arXiv 2406.16858). Since the target will choose `argmax(logits / T + noise)`
+with noise that is known in advance, candidates are ranked by the draft's logits under that same
+noise.
 
-Shape legend: B rows, A places of an accepted path, F feature width, H hidden size of the head, K width,
-V draft vocabulary, M scratch columns, R candidate records.
+Shape legend: B rows, A places of an accepted path, F feature width, H hidden size of the head, K
+width, V draft vocabulary, M scratch columns, R candidate records.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_batch.engine.drafters.base import DraftState
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.sampling import RowParams, filtered_logits
 from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
@@ -41,7 +42,9 @@ class _Frontier:
 class EagleDrafter:
     """Owns the head's key/value slots and the state from which each row drafts."""
 
-    def __init__(self, head: Head, *, slots: int, capacity: int, depth: int, width: int, nodes: int) -> None:
+    def __init__(
+        self, head: Head, *, slots: int, capacity: int, depth: int, width: int, nodes: int
+    ) -> None:
         config = head.config
         self.head = head
         self.aux_layers = config.aux_layers
@@ -49,40 +52,43 @@ class EagleDrafter:
         self.depth = depth
         self.nodes = min(nodes, self.width + (depth - 1) * self.width**2)
         weight = next(head.parameters())
-        shape = CacheShape(1, slots, capacity + depth * self.width, config.kv_heads, config.head_dim)
+        shape = CacheShape(
+            1, slots, capacity + depth * self.width, config.kv_heads, config.head_dim
+        )
         self.cache = KeyValueCache(shape, dtype=weight.dtype, device=weight.device)
-        self.states_SH = torch.zeros((slots, config.hidden), dtype=weight.dtype, device=weight.device)
+        self.states_SH = torch.zeros(
+            (slots, config.hidden), dtype=weight.dtype, device=weight.device
+        )
         self._scale = config.head_dim**-0.5
         identity = torch.arange(config.draft_vocab, device=weight.device)
         self._target_ids = identity if head.draft_to_target is None else head.draft_to_target
 
-    def extend(
-        self,
-        first_row: int,
-        features_BAF: Tensor,
-        tokens_BA: Tensor,
-        start_B: Tensor,
-        last_B: Tensor,
-        longest: int,
-        ends_B: Tensor | None = None,
-    ) -> None:
+    def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Run the head over committed tokens; the output at `last` is what the row drafts from."""
         B, A = tokens_BA.shape
-        positions_BA = start_B[:, None] + torch.arange(A, device=start_B.device)
-        visible = causal_visibility(B, A, start_B.device)
-        step = self.cache.step(first_row, positions_BA, start_B, visible, positions_BA, self._extent(longest + A))
+        device = tokens_BA.device
+        positions_BA = chain.start_B[:, None] + torch.arange(A, device=device)
+        visible = causal_visibility(B, A, device)
+        extent = self._extent(chain.longest + A)
+        step = self.cache.step(
+            chain.first_row, positions_BA, chain.start_B, visible, positions_BA, extent
+        )
         out_BAH = self._run(step, tokens_BA, self.head.fuse(features_BAF), positions_BA)
-        index = last_B[:, None, None].expand(B, 1, out_BAH.shape[-1])
+        index = chain.last_B[:, None, None].expand(B, 1, out_BAH.shape[-1])
         states_BH = out_BAH.gather(1, index)[:, 0]
-        rows = slice(first_row, first_row + B)
-        if ends_B is not None:
-            states_BH = torch.where(ends_B[:, None], states_BH, self.states_SH[rows])
+        rows = slice(chain.first_row, chain.first_row + B)
+        if chain.ends_B is not None:
+            states_BH = torch.where(chain.ends_B[:, None], states_BH, self.states_SH[rows])
         self.states_SH[rows] = states_BH
 
     def draft(self, state: DraftState) -> DraftTree:
         """Grow a tree of `depth` levels, `width` candidates a node, and keep the best `nodes`."""
         frontier = self._first_level(state)
-        records = [Candidates(frontier.tokens_BK, frontier.scores_BK, torch.full_like(frontier.tokens_BK, -1))]
+        records = [
+            Candidates(
+                frontier.tokens_BK, frontier.scores_BK, torch.full_like(frontier.tokens_BK, -1)
+            )
+        ]
         for level in range(1, self.depth):
             states_BKH = self._expand(state, frontier, level - 1)
             candidates, frontier = self._next_level(state, frontier, states_BKH, level)
@@ -134,7 +140,9 @@ class EagleDrafter:
     def _expand(self, state: DraftState, frontier: _Frontier, level: int) -> Tensor:
         """Run the head over a frontier; its keys go behind those of the levels above."""
         positions_BK = (state.length_B + level)[:, None].expand_as(frontier.tokens_BK)
-        columns = torch.arange(level * self.width, (level + 1) * self.width, device=positions_BK.device)
+        columns = torch.arange(
+            level * self.width, (level + 1) * self.width, device=positions_BK.device
+        )
         write_BK = state.length_B[:, None] + columns
         extent = self._extent(state.longest + (level + 1) * self.width)
         step = self.cache.step(
@@ -154,7 +162,9 @@ class EagleDrafter:
         parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
         best_BK, picked_BK = scores_BR.topk(K)
         parent_BK = picked_BK // K
-        inherited = frontier.visible_BKM.gather(1, parent_BK[..., None].expand_as(frontier.visible_BKM))
+        inherited = frontier.visible_BKM.gather(
+            1, parent_BK[..., None].expand_as(frontier.visible_BKM)
+        )
         own = torch.eye(K, dtype=torch.bool, device=picked_BK.device).expand(B, K, K)
         first_record = K + (level - 1) * K * K
         next_frontier = _Frontier(
@@ -169,16 +179,18 @@ class EagleDrafter:
     def _confidence(self, states_BKH: Tensor, index_B: Tensor, params: RowParams) -> Tensor:
         """Return log-chances `[B, K, V]` that the target will choose each draft token.
 
-        With noise, the draft's perturbed logits are as good a guess of the target's perturbed logits as
-        the plain ones are of the plain: both err by the same draft error. So the chance is taken from
-        the perturbed logits, brought back to the scale of the plain ones.
+        With noise, the draft's perturbed logits are as good a guess of the target's perturbed
+        logits as the plain ones are of the plain: both err by the same draft error. So the chance
+        is taken from the perturbed logits, brought back to the scale of the plain ones.
         """
         logits_BKV = self.head.logits(states_BKH).float()
         if not params.sampled:
             return logits_BKV.log_softmax(-1)
         scores_BKV = filtered_logits(logits_BKV, params)
         places_BK = index_B[:, None].expand(scores_BKV.shape[:2])
-        noise = gumbel(params.noise_key_B[:, None].expand_as(places_BK), places_BK, self._target_ids)
+        noise = gumbel(
+            params.noise_key_B[:, None].expand_as(places_BK), places_BK, self._target_ids
+        )
         scale_B11 = params.temperature_B[:, None, None]
         perturbed = torch.where(scale_B11 > 0, (scores_BKV + noise) * scale_B11, scores_BKV)
         return perturbed.log_softmax(-1)
