@@ -172,7 +172,9 @@ def _store_problems(path: str) -> list[str]:
 
 
 def _first_prompt(pipeline: Pipeline, plan: Plan, prompter: Prompter) -> str:
-    rows = RowReader(pipeline, plan, prompter.stages).read(plan.shards[0], 0, 1)
+    nothing_passed = pipeline.input.model_copy(update={"columns": ()})
+    lean = pipeline.model_copy(update={"input": nothing_passed})
+    rows = RowReader(lean, plan, prompter.stages[:1]).read(plan.shards[0], 0, 1)
     try:
         return prompter.render(0, rows.values(0))
     except RequestError as error:

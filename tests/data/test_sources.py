@@ -331,6 +331,16 @@ def test_a_file_that_changed_after_planning_is_refused(tmp_path: Path) -> None:
         read_all(data)
 
 
+@pytest.mark.parametrize("name", ["x.arrow", "stream.arrow"])
+def test_rows_outlive_a_file_that_is_cut_short(tmp_path: Path, name: str) -> None:
+    """Rows that lay in a mapped file would take the whole process down with a bus error."""
+    table = pa.table({"id": range(4), "word": pa.array(["a", "b"] * 2).dictionary_encode()})
+    WRITERS[name](table, tmp_path / name)
+    rows = read_all(surveyed(tmp_path, name))
+    os.truncate(tmp_path / name, 0)
+    assert rows.equals(table)
+
+
 def test_the_tag_of_a_small_file_is_its_content_not_its_time(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
