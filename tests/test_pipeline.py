@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -254,6 +254,7 @@ def test_the_last_override_of_a_key_wins(tmp_path: Path) -> None:
     st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.integers(), min_size=1),
     st.one_of(st.integers(), st.booleans(), st.text(st.characters(codec="utf-8")), st.none()),
 )
+@settings(deadline=None)
 def test_an_override_changes_its_key_and_nothing_else(
     data: dict[str, Any], value: int | bool | str | None
 ) -> None:
@@ -279,6 +280,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
+@settings(deadline=None)
 def test_json_is_yaml(value: object) -> None:
     """YAML 1.1 reads 1e16 as text and "\\ud83d\\ude00" as two broken characters."""
     assert parse_yaml(json.dumps(value), "x") == value

@@ -211,6 +211,7 @@ FULL = resolved(parse_pipeline(BASE, "base"))
 
 
 @given(st.dictionaries(st.sampled_from(keys_of(FULL)), ANYTHING, min_size=1, max_size=3))
+@settings(deadline=None)
 def test_any_value_anywhere_is_accepted_or_a_config_error(changes: dict[str, Any]) -> None:
     data: Any = FULL
     for key, value in sorted(changes.items(), key=lambda item: -item[0].count(".")):
@@ -222,7 +223,8 @@ def test_any_value_anywhere_is_accepted_or_a_config_error(changes: dict[str, Any
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None)
 def test_any_text_is_no_pipeline_but_never_another_exception(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -231,7 +233,8 @@ def test_any_text_is_no_pipeline_but_never_another_exception(tmp_path: Path, tex
 
 
 @given(st.integers(0, 400), st.binary(max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None)
 def test_a_damaged_pipeline_is_a_config_error_or_still_a_pipeline(
     tmp_path: Path, place: int, junk: bytes
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_batch.data.groups import Group
@@ -43,6 +43,7 @@ def all_ids(pipeline: Pipeline, made: Plan) -> list[str]:
     st.integers(1, 17),
     st.none() | st.integers(1, 200),
 )
+@settings(deadline=None)
 def test_every_row_up_to_the_limit_is_in_exactly_one_shard(
     sizes: list[list[int]], rows_per_shard: int, limit: int | None
 ) -> None:

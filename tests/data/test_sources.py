@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_batch.data.files import find_files, short_names
@@ -160,6 +160,7 @@ JSON_ROWS = st.lists(
 
 
 @given(rows=JSON_ROWS, ascii_only=st.booleans())
+@settings(deadline=None)
 def test_json_lines_come_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], ascii_only: bool
 ) -> None:
@@ -184,6 +185,20 @@ def test_json_lines_are_read_in_blocks_of_whole_shards(tmp_path: Path) -> None:
     assert read_all(data).to_pylist() == rows
     last = read_rows(data.files[0], 4, data.schema, ["id"])
     assert last.column(0).to_pylist() == list(range(4400, 5000))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst"])
+@pytest.mark.parametrize("store", ["local", "memory"])
+def test_a_block_in_the_middle_is_read_alone(tmp_path: Path, name: str, store: str) -> None:
+    table = topics(3000)
+    WRITERS[name](table, tmp_path / name)
+    path = name
+    if store == "memory":
+        path = f"memory://blocks/{name}"
+        fsspec.filesystem("memory").pipe_file(f"/blocks/{name}", (tmp_path / name).read_bytes())
+    data = surveyed(tmp_path, path, output__rows_per_shard=1024)
+    middle = read_rows(data.files[0], 1, data.schema, ["topic", "id"])
+    assert middle.equals(table.slice(1024, 1024).select(["topic", "id"]))
 
 
 def test_blank_lines_windows_line_ends_and_a_byte_order_mark_are_no_rows(tmp_path: Path) -> None:
