@@ -177,8 +177,8 @@ class DecoderLayer(nn.Module):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """Root-mean-square norm over the last dimension, in the type of x (autocast may lower it)."""
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
 class Head(nn.Module):

@@ -1,0 +1,127 @@
+"""The `heads` commands: train an EAGLE head for a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from pydantic import ValidationError
+
+from eagle_batch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from eagle_batch.training.config import TrainingConfig
+    from eagle_batch.training.trainer import Progress, TrainingResult
+
+#: Steps between lines where there is no terminal for a progress bar.
+_LINE_EVERY = 20
+
+
+@click.group()
+def heads() -> None:
+    """Train EAGLE heads for targets that have none."""
+
+
+@heads.command()
+@click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
+def train(*, config: Path, plain: bool) -> None:
+    """Train a head as CONFIG, a YAML file, says; the same command resumes an interrupted run.
+
+    Writes `head/` (official EAGLE layout), `head-speculators/`, `curve.jsonl` and `state/` below
+    the file's `out`.
+    """
+    settings = load_training_config(config)
+    target = _target_folder(settings, config.parent)
+    result = _train(settings, config.parent, target, plain=plain)
+    click.echo(f"head: {result.head}")
+    click.echo(f"{result.steps} steps in {result.seconds / 60:.1f} minutes of training")
+    click.echo(f"accepted by position, held out: {_shares(result.best.by_position)}")
+    if result.best.chain_length is not None:
+        click.echo(f"greedy texts: {result.best.chain_length:.2f} tokens a target pass")
+
+
+def load_training_config(path: Path) -> TrainingConfig:
+    """Read a training file; raises ConfigError that lists every problem with its key."""
+    from eagle_batch.problems import explain_problems
+    from eagle_batch.strict_yaml import read_yaml
+    from eagle_batch.training.config import TrainingConfig
+
+    raw = read_yaml(path, str(path), "a training file")
+    try:
+        return TrainingConfig.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain_problems(error, TrainingConfig, raw, str(path))) from None
+
+
+def _target_folder(settings: TrainingConfig, base: Path) -> str:
+    from eagle_batch import demo
+    from eagle_batch.locations import is_demo, locate_model
+
+    if is_demo(settings.target):
+        return str(demo.resolve(settings.target.removeprefix(demo.PREFIX)))
+    return locate_model(settings.target, base)
+
+
+def _train(settings: TrainingConfig, base: Path, target: str, *, plain: bool) -> TrainingResult:
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    from eagle_batch.training.run import train_head
+
+    console = Console()
+    if plain or not console.is_terminal:
+        return train_head(settings, base=base, target=target, on_file=_say_file, on_step=_say_step)
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn("{task.fields[detail]}"),
+    )
+    with rich_progress.Progress(*columns, console=console) as bar:
+        task = bar.add_task("reading", total=None, detail="hidden states of the target")
+
+        def show_file(path: Path, tokens: int) -> None:
+            bar.update(task, detail=f"{path.name}: {tokens} tokens")
+
+        def show_step(progress: Progress) -> None:
+            _show(bar, task, progress)
+
+        return train_head(settings, base=base, target=target, on_file=show_file, on_step=show_step)
+
+
+def _show(bar: Bar, task: TaskID, progress: Progress) -> None:
+    bar.update(
+        task,
+        description="training",
+        completed=progress.step,
+        total=progress.steps,
+        detail=_describe(progress),
+    )
+
+
+def _say_file(path: Path, tokens: int) -> None:
+    click.echo(f"{path.name}: hidden states of {tokens} tokens")
+
+
+def _say_step(progress: Progress) -> None:
+    if progress.step % _LINE_EVERY == 0 or progress.step == progress.steps:
+        click.echo(f"step {progress.step}/{progress.steps}: {_describe(progress)}")
+
+
+def _describe(progress: Progress) -> str:
+    text = f"loss {progress.loss:.3f}"
+    if progress.acceptance is None:
+        return text
+    length = progress.acceptance.chain_length
+    chain = "" if length is None else f", {length:.2f} tokens a pass"
+    return f"{text}, accepted {_shares(progress.acceptance.by_position)}{chain}"
+
+
+def _shares(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)

@@ -1,0 +1,319 @@
+"""The training run: epochs of batches, validations, saved states, and the best head exported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_batch.models.checkpoints import assemble, load_head
+from eagle_batch.models.export import export_head
+from eagle_batch.models.heads import Head
+from eagle_batch.models.layouts import HeadParts
+from eagle_batch.training.config import TrainingConfig
+from eagle_batch.training.dataset import Dataset, feature_scale
+from eagle_batch.training.features import Chunk
+from eagle_batch.training.initial import head_config_for, random_tensors, tensors_from_target
+from eagle_batch.training.objectives import (
+    DraftVocabulary,
+    Eagle1Objective,
+    Eagle3Objective,
+    Objective,
+)
+from eagle_batch.training.state import TrainingState, load_state, save_state
+from eagle_batch.training.validation import Acceptance, measure_acceptance
+from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
+
+_BETAS = (0.9, 0.95)
+#: What may change between a run and its continuation without changing its numbers.
+_FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target"}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step of a run, as a progress display wants it."""
+
+    step: int
+    steps: int
+    loss: float
+    #: Newest validation; None before the first.
+    acceptance: Acceptance | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a finished run leaves."""
+
+    head: Path
+    steps: int
+    seconds: float
+    best: Acceptance
+
+
+class Trainer:
+    """Trains one head; `run` goes on from the newest saved state of its folder."""
+
+    def __init__(
+        self, config: TrainingConfig, target: Any, chunks: list[Chunk], name: str = ""
+    ) -> None:
+        self.config = config
+        self.name = name
+        plain = Dataset(chunks, config.held_out)
+        self.head = self._start(target, plain)
+        scaled = (
+            isinstance(getattr(self.head, "fc", None), torch.nn.Linear) and config.kind == "eagle3"
+        )
+        self.scale_F = feature_scale(chunks) if scaled else None
+        self.data = Dataset(chunks, config.held_out, self.scale_F)
+        _multiply_fc(self.head, self.scale_F)
+        self.held_out = self.data.validation[: config.held_out_rows]
+        self.vocabulary = DraftVocabulary(
+            target.get_output_embeddings().weight.to(_DTYPES[config.dtype]),
+            self.head.draft_to_target,
+        )
+        self.covered = coverage(plain.completion_tokens(), self.head.draft_to_target)
+        self.objective = self._objective()
+        self.optimizer = torch.optim.AdamW(_groups(self.head, config), betas=_BETAS)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self._epochs = [len(self._batches(e)) for e in range(config.epochs)]
+        self.steps = sum(self._epochs)
+        self.state = self._fresh_state()
+
+    def run(self, on_step: Callable[[Progress], None] = lambda _: None) -> TrainingResult:
+        """Train to the end; raises ConfigError where the folder holds another run."""
+        folder = self.config.out / "state"
+        saved = load_state(folder, self.state.fingerprint)
+        if saved is not None:
+            self._restore(saved)
+        last = self._last_acceptance()
+        for loss in self._train():
+            step = self.state.step
+            if step % self.config.evaluate_every == 0 or step == self.steps:
+                last = self._validate(loss)
+            if step % self.config.save_every == 0 or step == self.steps:
+                save_state(folder, self._captured())
+            on_step(Progress(step, self.steps, loss, last))
+        return self._finish()
+
+    def _train(self) -> Iterator[float]:
+        """Take one optimiser step at a time and yield its loss."""
+        while self.state.epoch < self.config.epochs:
+            batches = self._batches(self.state.epoch)
+            for rows in batches[self.state.position :]:
+                started = time.monotonic()
+                loss = self._step(rows)
+                self.state = replace(
+                    self.state,
+                    step=self.state.step + 1,
+                    position=self.state.position + 1,
+                    seconds=self.state.seconds + time.monotonic() - started,
+                )
+                if self.state.position == len(batches):
+                    self.state = replace(self.state, epoch=self.state.epoch + 1, position=0)
+                yield loss
+
+    def _step(self, rows: list[int]) -> float:
+        self.head.train()
+        rate = learning_rate(self.state.step, self.steps, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        with self._arithmetic():
+            loss = self.objective.loss(self.head, self.data.batch(rows), self.generator)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def _arithmetic(self) -> AbstractContextManager[Any]:
+        if self.config.dtype == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", dtype=_DTYPES[self.config.dtype])
+
+    def _validate(self, loss: float) -> Acceptance:
+        """Measure acceptance, extend the curve, and export the head when it is the best so far."""
+        self.head.eval()
+        with self._arithmetic():
+            found = measure_acceptance(
+                self.head,
+                self.data,
+                self.held_out,
+                self.vocabulary,
+                steps=max(2, self.config.ttt_steps),
+                batch_tokens=self.config.batch_tokens,
+            )
+        record = {
+            "step": self.state.step,
+            "epoch": self.state.epoch,
+            "seconds": round(self.state.seconds, 1),
+            "loss": round(loss, 5),
+            "lr": learning_rate(self.state.step, self.steps, self.config),
+            "acceptance": list(found.by_position),
+            "chain_length": found.chain_length,
+        }
+        score = expected_length(found)
+        best = max(score, self.state.best)
+        if score > self.state.best:
+            self._export("head", "official")
+        self.state = replace(self.state, best=best, curve=[*self.state.curve, record])
+        lines = "".join(json.dumps(r) + "\n" for r in self.state.curve)
+        _write_whole(self.config.out / "curve.jsonl", lines)
+        return found
+
+    def _finish(self) -> TrainingResult:
+        """Write the best head in the other layout too."""
+        best = load_head(str(self.config.out / "head"), dtype=torch.float32, device="cpu")
+        if self.config.kind == "eagle3":
+            export_head(
+                best, self.config.out / "head-speculators", layout="speculators", verifier=self.name
+            )
+        top = max(self.state.curve, key=lambda r: expected_length(_acceptance(r)))
+        return TrainingResult(
+            self.config.out / "head", self.state.step, self.state.seconds, _acceptance(top)
+        )
+
+    def _export(self, name: str, layout: Any) -> None:
+        """Export with the features' scale folded into fc; the head being trained is restored."""
+        _multiply_fc(self.head, None if self.scale_F is None else 1 / self.scale_F)
+        try:
+            export_head(self.head, self.config.out / name, layout=layout, verifier=self.name)
+        finally:
+            _multiply_fc(self.head, self.scale_F)
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        return self.data.epoch(self.config.seed, epoch, self.config.batch_tokens)
+
+    def _start(self, target: Any, data: Dataset) -> Head:
+        """Build the head that training begins with, in float32 and bound to the target."""
+        config = self.config
+        if config.start not in {"target", "random"}:
+            layers = int(target.config.num_hidden_layers)
+            head = load_head(config.start, dtype=torch.float32, device="cpu", target_layers=layers)
+        else:
+            head = assemble(self._new_parts(target, data), dtype=torch.float32, device="cpu")
+        embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        head.bind(embed.weight, lm_head.weight)
+        return head.requires_grad_(True)
+
+    def _new_parts(self, target: Any, data: Dataset) -> HeadParts:
+        config = self.config
+        aux = None if config.aux_layers is None else tuple(config.aux_layers)
+        shape = head_config_for(
+            target.config, kind=config.kind, draft_vocab=config.draft_vocab, aux_layers=aux
+        )
+        size = shape.draft_vocab if config.kind == "eagle3" else shape.vocab
+        kept = choose_draft_vocabulary(data.completion_tokens(), size, shape.vocab)
+        if config.start == "random":
+            return HeadParts(shape, random_tensors(shape, config.seed), kept)
+        return HeadParts(
+            shape, tensors_from_target(shape, target.state_dict(), kept, config.seed), kept
+        )
+
+    def _objective(self) -> Objective:
+        config = self.config
+        if config.kind == "eagle1":
+            return Eagle1Objective(self.vocabulary)
+        return Eagle3Objective(
+            self.vocabulary, config.ttt_steps, config.ttt_decay, config.prompt_weight
+        )
+
+    def _fresh_state(self) -> TrainingState:
+        return TrainingState(
+            fingerprint=self._fingerprint(),
+            step=0,
+            epoch=0,
+            position=0,
+            head={},
+            optimizer={},
+            generator=self.generator.get_state(),
+            best=0.0,
+            seconds=0.0,
+            curve=[],
+        )
+
+    def _fingerprint(self) -> str:
+        """Hash what the numbers of the run depend on: settings, rows and the first weights."""
+        settings = self.config.model_dump(mode="json", exclude=_FREE_SETTINGS)
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for chunk in self.data.chunks:
+            digest.update(chunk.tokens_T.numpy().tobytes())
+            digest.update(chunk.starts.numpy().tobytes())
+        for value in self.head.state_dict().values():
+            digest.update(value.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _captured(self) -> TrainingState:
+        return replace(
+            self.state,
+            head=self.head.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            generator=self.generator.get_state(),
+        )
+
+    def _restore(self, saved: TrainingState) -> None:
+        self.head.load_state_dict(saved.head)
+        self.optimizer.load_state_dict(saved.optimizer)
+        self.generator.set_state(saved.generator)
+        self.state = replace(saved, head={}, optimizer={})
+
+    def _last_acceptance(self) -> Acceptance | None:
+        return _acceptance(self.state.curve[-1]) if self.state.curve else None
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth of the highest rate."""
+    warm = max(1, int(config.warmup * steps))
+    if step < warm:
+        return config.lr * (step + 1) / warm
+    done = (step - warm) / max(1, steps - warm)
+    return config.lr * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def expected_length(acceptance: Acceptance) -> float:
+    """Tokens a pass of a chain, were all positions alike; what the best head is chosen by."""
+    total, alive = 1.0, 1.0
+    for alpha in acceptance.by_position:
+        alive *= alpha
+        total += alive
+    return total
+
+
+def _acceptance(record: dict[str, Any]) -> Acceptance:
+    return Acceptance(tuple(record["acceptance"]), record["chain_length"], 0, 0)
+
+
+def _groups(head: Head, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Weight decay is for matrices; norms and biases are left alone."""
+    matrices = [p for p in head.parameters() if p.dim() > 1]
+    vectors = [p for p in head.parameters() if p.dim() == 1]
+    return [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+@torch.no_grad()
+def _multiply_fc(head: Head, scale_F: Tensor | None) -> None:
+    """Rescale the columns of fc, so that it reads features that were divided by `scale_F`."""
+    if scale_F is not None:
+        head.fc.weight.mul_(scale_F)  # type: ignore[union-attr, operator]
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
