@@ -113,7 +113,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@settings(deadline=None)
 def test_any_damage_is_survived_or_told(tmp_path: Path, name: str, data: st.DataObject) -> None:
     content = bytearray(GOOD[name])
     place = data.draw(st.integers(0, len(content) - 1))

@@ -224,7 +224,6 @@ def test_any_value_anywhere_is_accepted_or_a_config_error(changes: dict[str, Any
 
 @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@settings(deadline=None)
 def test_any_text_is_no_pipeline_but_never_another_exception(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -234,7 +233,6 @@ def test_any_text_is_no_pipeline_but_never_another_exception(tmp_path: Path, tex
 
 @given(st.integers(0, 400), st.binary(max_size=4))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@settings(deadline=None)
 def test_a_damaged_pipeline_is_a_config_error_or_still_a_pipeline(
     tmp_path: Path, place: int, junk: bytes
 ) -> None:
