@@ -116,6 +116,7 @@ def _scan(file: FoundFile, rows_per_shard: int) -> Scan:
             scan = jsonl.scan(file.path, rows_per_shard)
         else:
             scan = parquet.scan(file.path) if file.format == "parquet" else arrow.scan(file.path)
+        str(scan.schema)  # A name that is not UTF-8, at any depth, shows here and not later.
     names = scan.schema.names
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     if twice:
