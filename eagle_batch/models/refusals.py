@@ -66,7 +66,7 @@ def _is_moe(files: HeadFiles) -> bool:
 def _is_quantised(files: HeadFiles) -> bool:
     if files.config.get("quantization_config") or any(map(_QUANTISED.search, files.tensors)):
         return True
-    return any(t.dtype not in _PLAIN for n, t in files.tensors.items() if n not in _MAPS)
+    return any(t.dtype not in _PLAIN for n, t in files.tensors.items() if not n.endswith(_MAPS))
 
 
 def _has_more_layers(files: HeadFiles) -> bool:

@@ -61,7 +61,9 @@ def _load_target(target: str, dtype: torch.dtype) -> Any:
 
 def _identity(model: Any, target: str) -> str:
     folder = Path(target)
-    return target_identity(folder) if folder.is_dir() else f"{target}@{model.config.to_json_string()}"
+    if folder.is_dir():
+        return target_identity(folder)
+    return f"{target}@{model.config.to_json_string()}"
 
 
 def _aux_layers(config: TrainingConfig, model: Any) -> tuple[int, ...]:
