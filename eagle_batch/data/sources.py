@@ -116,12 +116,19 @@ def _scan(file: FoundFile, rows_per_shard: int) -> Scan:
             scan = jsonl.scan(file.path, rows_per_shard)
         else:
             scan = parquet.scan(file.path) if file.format == "parquet" else arrow.scan(file.path)
-        str(scan.schema)  # A name that is not UTF-8, at any depth, shows here and not later.
-    names = scan.schema.names
+        names = [_read_names(field) for field in scan.schema]
     twice = list(dict.fromkeys(name for name in names if names.count(name) > 1))
     if twice:
         raise DataError(f"{file.path}: more than one column is named {twice[0]!r}; rename one")
     return scan
+
+
+def _read_names(field: pa.Field) -> str:
+    """Return the name; a name that is not UTF-8, at any depth, shows here and not later."""
+    kind = field.type
+    for index in range(kind.num_fields):
+        _read_names(kind.field(index))
+    return str(field.name)
 
 
 def _agree(scans: Sequence[tuple[FoundFile, Scan]]) -> pa.Schema:
