@@ -281,11 +281,12 @@ def _embedded(
     workers: Workers, cores: int, *, dashboard: bool
 ) -> Iterator[tuple[str | None, float]]:
     """Start a Ray of our own on this machine and end it; yields the dashboard and the GPUs."""
-    import ray
-
     # Short: a Unix socket's path has at most 107 bytes.
     folder = tempfile.mkdtemp(prefix="eb-", dir="/tmp")
     with _environment(EMBEDDED_ENVIRONMENT | {"RAY_TMPDIR": folder}):
+        # Only now: Ray's core reads some of these variables when it is imported.
+        import ray
+
         try:
             context = _init_twice(workers, cores, dashboard=dashboard)
             gpus = float(ray.cluster_resources().get("GPU", 0.0))
@@ -315,7 +316,8 @@ def _init_twice(workers: Workers, cores: int, *, dashboard: bool) -> Any:
     try:
         return ray.init(**options)
     except (RuntimeError, ConnectionError, TimeoutError, OSError) as error:
-        raise StoppedError(f"Ray could not be started on this machine: {error}") from error
+        said = " ".join(str(error).split())[:300]
+        raise StoppedError(f"Ray could not be started on this machine: {said}") from error
 
 
 @contextmanager

@@ -1,0 +1,106 @@
+"""Totals, rates and the time series of a run, with a clock in the test's hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle_batch.engine.request import EngineMetrics
+from eagle_batch.job.coordinator import Tally
+from eagle_batch.job.meter import MOST_POINTS, Meter
+from eagle_batch.job.reports import PumpReport, WorkerInfo
+
+INFO = WorkerInfo("host", 1, "cpu")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tally(rows: int = 0, errors: int = 0, units: int = 100) -> Tally:
+    return Tally(tasks=10, done=rows // 10, failed=0, rows=rows, errors=errors, units=units)
+
+
+def report(tokens: int, units: int = 1, seconds: float = 1.0) -> PumpReport:
+    return PumpReport(metrics=EngineMetrics(completion_tokens=tokens), units=units, seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_loading_models_does_not_count_as_generating(clock: Clock) -> None:
+    meter = Meter("r", (0, 0), clock)
+    clock.now = 100.0
+    meter.started(0, INFO)
+    clock.now = 110.0
+    meter.pumped(0, report(500))
+    document = meter.document(tally(), "running")
+    assert document["tokens_per_s"] == 50.0
+    assert (document["seconds"], document["generating_seconds"]) == (110.0, 10.0)
+
+
+def test_the_speed_shown_is_of_the_last_half_minute(clock: Clock) -> None:
+    meter = Meter("r", (0, 0), clock)
+    meter.started(0, INFO)
+    for second in range(1, 101):
+        clock.now = float(second)
+        meter.pumped(0, report(10 if second <= 50 else 30))
+    assert meter.snapshot(tally()).tokens_per_s == pytest.approx(30.0)
+
+
+def test_the_time_left_goes_by_tokens(clock: Clock) -> None:
+    """20 of 100 rows took 10 tokens each; 80 rows are left at 50 tokens a second."""
+    meter = Meter("r", (0, 0), clock)
+    meter.started(0, INFO)
+    meter.pumped(0, report(0, units=0))
+    clock.now = 4.0
+    meter.pumped(0, report(200, units=20))
+    assert meter.snapshot(tally()).eta_s == pytest.approx(80 * 10 / 50)
+
+
+def test_nothing_is_promised_before_anything_is_known(clock: Clock) -> None:
+    assert Meter("r", (0, 0), clock).snapshot(tally()).eta_s is None
+
+
+def test_rows_of_earlier_runs_count_as_completed(clock: Clock) -> None:
+    meter = Meter("r", (50, 2), clock)
+    meter.started(0, INFO)
+    meter.pumped(0, report(10, units=3))
+    shown = meter.snapshot(tally(rows=50, errors=2))
+    assert (shown.completed, shown.committed, shown.quarantined) == (55, 52, 2)
+
+
+def test_rows_that_were_made_twice_do_not_exceed_the_job(clock: Clock) -> None:
+    meter = Meter("r", (0, 0), clock)
+    meter.started(0, INFO)
+    meter.pumped(0, report(10, units=130))
+    assert meter.snapshot(tally()).completed == 100
+
+
+def test_what_a_lost_worker_generated_stays_counted(clock: Clock) -> None:
+    meter = Meter("r", (0, 0), clock)
+    for worker in (0, 1):
+        meter.started(worker, INFO)
+        meter.pumped(worker, report(10))
+    meter.lost(0)
+    assert meter.total().completion_tokens == 20
+    assert meter.snapshot(tally()).workers == 1
+    assert [item["tokens"] for item in meter.document(tally(), "x")["workers"]] == [10, 10]
+
+
+def test_a_long_series_is_thinned_and_keeps_its_ends(clock: Clock) -> None:
+    meter = Meter("r", (0, 0), clock)
+    meter.started(0, INFO)
+    for step in range(5000):
+        clock.now = step * 2.0
+        meter.pumped(0, report(1))
+    series = meter.document(tally(), "running")["series"]
+    assert MOST_POINTS / 4 < len(series) <= MOST_POINTS
+    assert (series[0]["at"], series[0]["tokens"]) == (0.0, 1)
+    assert series[-1]["at"] > 9900
+    assert [p["tokens"] for p in series] == sorted(p["tokens"] for p in series)
