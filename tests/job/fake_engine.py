@@ -140,3 +140,10 @@ def build_broken(spec: EngineSpec) -> FakeEngine:
 def build_quick_to_die(spec: EngineSpec) -> FakeEngine:
     os.kill(os.getpid(), signal.SIGKILL)
     return FakeEngine(spec)
+
+
+def build_slow(spec: EngineSpec) -> FakeEngine:
+    """Slow enough that a test can interfere."""
+    engine = FakeEngine(spec)
+    engine.step_s = 0.15
+    return engine

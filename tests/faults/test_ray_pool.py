@@ -1,0 +1,209 @@
+"""Jobs on real Ray actors, some of which die; the engine is fake, the processes are not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_batch.errors import ConfigError, StoppedError
+from eagle_batch.job.driver import Job, JobResult, run_job
+from eagle_batch.job.pool import RayPool, Resources, choose_resources
+from eagle_batch.job.reports import Pumped, Started
+from eagle_batch.job.spec import EngineFactory, WorkerSpec
+from eagle_batch.job.verify import verify
+from eagle_batch.pipeline import Workers
+from tests.job.fake_engine import (
+    HANG,
+    KILL,
+    build_broken,
+    build_fake,
+    build_quick_to_die,
+    build_refused,
+    build_slow,
+)
+from tests.job.fake_job import (
+    Watch,
+    expected_rows,
+    load_job,
+    read_errors,
+    read_rows,
+    write_job,
+)
+
+pytestmark = pytest.mark.slow
+
+TOPICS = [f"topic {'x' * (n % 7)}" for n in range(24)]
+
+#: Sees every event of the pool on its way to the driver.
+Spy = Callable[["SpiedPool", Any], None]
+
+
+class SpiedPool(RayPool):
+    """A pool whose events a test sees, with the process of each worker."""
+
+    def __init__(self, *arguments: Any, spy: Spy | None = None) -> None:
+        super().__init__(*arguments)
+        self.pids: dict[int, int] = {}
+        self.spy = spy
+
+    def poll(self, timeout: float) -> list[Any]:
+        events = super().poll(timeout)
+        for event in events:
+            if isinstance(event, Started):
+                self.pids[event.worker] = event.info.pid
+            if self.spy is not None:
+                self.spy(self, event)
+        return events
+
+
+def run(
+    job: Job,
+    resources: Resources,
+    *,
+    watch: Watch | None = None,
+    spy: Spy | None = None,
+    stall_s: float = 60.0,
+    build: EngineFactory = build_fake,
+) -> JobResult:
+    def make_pool(started: float) -> RayPool:
+        spec = WorkerSpec(job.pipeline, job.plan, started, "cpu", 1, build)
+        return SpiedPool(spec, resources, stall_s, spy=spy)
+
+    return run_job(job, make_pool, watch or Watch())
+
+
+def assert_whole(output: Path, topics: list[str], without: str = "") -> None:
+    rows = sorted(read_rows(output), key=lambda row: (int(row["id"][3:]), row["sample"]))
+    assert rows == [row for row in expected_rows(topics) if row["id"] != without]
+    report = verify(str(output))
+    assert report.ok, report.findings
+
+
+def test_two_actors_write_what_an_undisturbed_run_writes(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    job = load_job(write_job(tmp_path, TOPICS))
+    pids: dict[int, int] = {}
+    result = run(job, ray_resources, spy=lambda pool, event: pids.update(pool.pids))
+    assert_whole(tmp_path / "out", TOPICS)
+    assert len(set(pids.values()) | {os.getpid()}) == 3, "each worker is a process of its own"
+    assert result.metrics is not None
+    assert result.metrics["engine"]["completion_tokens"] == 48 * 5
+    assert all(worker["rows"] > 0 for worker in result.metrics["workers"])
+
+
+def test_an_actor_process_that_is_killed_costs_no_row(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    killed: list[int] = []
+
+    def spy(pool: SpiedPool, event: Any) -> None:
+        if isinstance(event, Pumped) and event.report.units and not killed:
+            killed.append(pool.pids[event.worker])
+            os.kill(killed[0], signal.SIGKILL)
+
+    watch = Watch()
+    run(
+        load_job(write_job(tmp_path, TOPICS)), ray_resources, watch=watch, spy=spy, build=build_slow
+    )
+    assert_whole(tmp_path / "out", TOPICS)
+    [lost] = [line for line in watch.lines if "was lost" in line]
+    assert "died" in lost
+
+
+def test_a_row_that_kills_its_process_is_found_and_quarantined(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    topics = [*TOPICS[:6], KILL, *TOPICS[7:]]
+    path = write_job(tmp_path, topics, limits={"shard_attempts": 2})
+    result = run(load_job(path), ray_resources)
+    assert (result.rows, result.quarantined) == (46, 2)
+    assert_whole(tmp_path / "out", topics, without="row6")
+    errors = read_errors(tmp_path / "out")
+    assert {(e["id"], e["reason"]) for e in errors} == {("row6", "worker_crash")}
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    topics = [*TOPICS[:3], HANG]
+    path = write_job(
+        tmp_path, topics, output={"rows_per_shard": 1}, limits={"shard_attempts": 1}, samples=1
+    )
+    pids: dict[int, int] = {}
+    watch = Watch()
+    job = load_job(path, "limits.max_error_rate=1.0")
+    run(job, ray_resources, watch=watch, stall_s=4.0, spy=lambda pool, _: pids.update(pool.pids))
+    assert [e["id"] for e in read_errors(tmp_path / "out")] == ["row3"]
+    assert any("no answer within limits.stall_seconds (4 s)" in line for line in watch.lines)
+    wait_until_dead(list(pids.values()))
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    from eagle_batch.job.lock import process_start
+
+    end = time.monotonic() + 20
+    while any(process_start(pid) is not None for pid in pids):
+        assert time.monotonic() < end, f"still alive: {pids}"
+        time.sleep(0.1)
+
+
+def test_no_actor_outlives_its_job(tmp_path: Path, ray_resources: Resources) -> None:
+    pids: dict[int, int] = {}
+    job = load_job(write_job(tmp_path, TOPICS[:4]))
+    run(job, ray_resources, spy=lambda pool, event: pids.update(pool.pids))
+    wait_until_dead(list(pids.values()))
+
+
+def test_an_engine_that_cannot_start_ends_the_job_with_the_worker_s_own_traceback(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    job = load_job(write_job(tmp_path, TOPICS))
+    with pytest.raises(StoppedError, match="no kernel image is available") as caught:
+        run(job, ray_resources, build=build_broken)
+    assert "in build_broken" in str(caught.value)
+
+
+def test_an_error_that_the_user_must_mend_crosses_the_process_as_it_is(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    job = load_job(write_job(tmp_path, TOPICS))
+    with pytest.raises(ConfigError, match=r"speculation\.head: does not fit"):
+        run(job, ray_resources, build=build_refused)
+
+
+def test_a_process_that_dies_while_it_starts_ends_the_job_after_three_tries(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    job = load_job(write_job(tmp_path, TOPICS))
+    watch = Watch()
+    with pytest.raises(StoppedError, match="3 workers in a row failed to start"):
+        run(job, replace(ray_resources, count=1), watch=watch, build=build_quick_to_die)
+    assert sum("failed to start" in line for line in watch.lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "cores", "gpus", "wanted"),
+    [
+        (Workers(), None, 8, 0.0, Resources(1, 1.0, 0.0, "cpu", 8)),
+        (Workers(count=2), None, 8, 0.0, Resources(2, 1.0, 0.0, "cpu", 4)),
+        (Workers(count=3), None, 2, 0.0, Resources(3, 1.0, 0.0, "cpu", 1)),
+        (Workers(count=2), 3, 8, 0.0, Resources(2, 1.0, 0.0, "cpu", 3)),
+        (Workers(), None, 32, 4.0, Resources(4, 1.0, 1.0, "cuda", None)),
+        (Workers(gpus=0.5), None, 32, 4.0, Resources(8, 1.0, 0.5, "cuda", None)),
+        (Workers(gpus=0), None, 32, 4.0, Resources(1, 1.0, 0.0, "cpu", 32)),
+        (Workers(count=4, gpus=1), None, 0, 0.0, Resources(4, 1.0, 1.0, "cuda", None)),
+        (Workers(gpus=2), None, 32, 4.0, Resources(2, 1.0, 2.0, "cuda", None)),
+    ],
+)
+def test_workers_are_sized_by_gpus_or_by_cores(
+    workers: Workers, threads: int | None, cores: int, gpus: float, wanted: Resources
+) -> None:
+    assert choose_resources(workers, threads, cores, gpus) == wanted
