@@ -95,7 +95,7 @@ def resolve(name: str) -> Path:
     if not is_whole(folder):
         raise ConfigError(
             f"{PREFIX}{name}: not in the cache ({folder}), or damaged there; "
-            f"run `python -m eagle_batch.demo {name}` once on this machine"
+            f"run `eagle-batch demo fetch {name}` once on this machine"
         )
     return folder
 
@@ -127,16 +127,6 @@ def is_whole(folder: Path) -> bool:
         return all(_sha256(folder / name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def main() -> None:
-    """Fetch the demo targets that are named on the command line, all of them without a name."""
-    try:
-        for name in sys.argv[1:] or TARGETS:
-            sys.stdout.write(f"{PREFIX}{name} is in {fetch(name)}\n")
-    except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(int(error.exit_code)) from error
 
 
 def _target(name: str) -> DemoTarget:
@@ -256,7 +246,3 @@ def _sha256(path: Path) -> str:
         while chunk := handle.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: A room is a folder of the package, one of these modules at its root, or "pipeline": the other
 #: modules at the root, which together own the pipeline file.
-MODULES_AT_THE_ROOT = {"cli": "cli", "__main__": "cli", "demo": "demo", "errors": "errors"}
+MODULES_AT_THE_ROOT = {
+    "__main__": "cli",
+    "cli": "cli",
+    "cli_bench": "cli",
+    "cli_heads": "cli",
+    "demo": "demo",
+    "errors": "errors",
+}
 
 #: room -> what it may import, besides itself.
 ARROWS = {

@@ -149,7 +149,7 @@ def test_a_damaged_cache_is_refused_and_made_again(
     else:
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"conversion": 0}))
 
-    with pytest.raises(ConfigError, match=r"damaged.*python -m eagle_batch\.demo tiny"):
+    with pytest.raises(ConfigError, match=r"damaged.*eagle-batch demo fetch tiny"):
         demo.resolve(NAME)
     demo.fetch(NAME)
     assert conversions.count == 2
@@ -216,13 +216,13 @@ def test_an_unknown_name_is_answered_with_the_known_ones(ask: Callable[[str], Pa
 
 def test_the_command_reports_an_error_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "eagle_batch.demo", "big"],
+        [sys.executable, "-m", "eagle_batch", "demo", "fetch", "big"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: demo:big: unknown demo target")
+    assert done.stderr.startswith("Error: demo:big: unknown demo target")
     assert "Traceback" not in done.stderr
 
 

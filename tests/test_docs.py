@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pyarrow.parquet as pq
 import pytest
 
 import eagle_batch
+from eagle_batch.cli import main
 from eagle_batch.errors import ExitCode
 from eagle_batch.pipeline import load_pipeline
 
@@ -47,6 +50,24 @@ def test_the_readme_s_pipeline_is_valid(readme: str, tmp_path: Path) -> None:
 
 def test_the_readme_is_short(readme: str) -> None:
     assert len(readme.splitlines()) <= LONGEST_README
+
+
+def commands(group: click.Group, path: str) -> Iterator[str]:
+    """Yield the full name of every command that does something."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert command.help, f"{path} {name} has no help text"
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}"
+
+
+def test_the_readme_names_every_command_and_no_other(readme: str) -> None:
+    named = re.findall(r"^\| `(eagle-batch [a-z ]+[a-z])", readme, re.MULTILINE)
+    assert sorted(named) == sorted(commands(main, "eagle-batch"))
 
 
 def test_the_readme_explains_every_exit_code(readme: str) -> None:
