@@ -21,25 +21,20 @@ def gumbel(keys: Tensor, indices: Tensor, token_ids: Tensor) -> Tensor:
     keys: int64 `[...]`, from `noise_key`; indices: int64 `[...]`, index of the generated token;
     token_ids: int64, broadcast against `[..., V]`.
     """
-    return -_exponential(keys, indices, token_ids).log_()
-
-
-def _exponential(keys: Tensor, indices: Tensor, token_ids: Tensor) -> Tensor:
-    """Return standard exponential noise: -log of a uniform number in (0, 1)."""
-    low, high = _place_words(keys, indices)
-    bits = _hash_tokens(low[..., None], high[..., None], token_ids.to(torch.int32))
-    # 23 bits plus a half: never 0 nor 1, so the logarithm is finite on both ends.
-    uniform = (((bits >> 9) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
-    return -uniform.log_()
+    factor, offset = _place_words(keys, indices)
+    bits = _mix_tokens(factor[..., None], offset[..., None], token_ids)
+    # 23 bits plus a half: never 0 nor 1, so both logarithms are finite.
+    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()
 
 
 def _place_words(keys: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Mix a key and a token index into two int32 words (SplitMix64 finaliser)."""
+    """Mix a key and a token index into an odd factor and an offset (SplitMix64 finaliser)."""
     z = keys + (indices + 1) * -7046029254386353131
     z = (z ^ _shift(z, 30)) * -4658895280553007687
     z = (z ^ _shift(z, 27)) * -7723592293110705685
     z = z ^ _shift(z, 31)
-    return _int32(z & _LOW), _int32(_shift(z, 32))
+    return _int32(z & _LOW) | 1, _int32(_shift(z, 32))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -52,12 +47,22 @@ def _int32(word: Tensor) -> Tensor:
     return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
 
 
-def _hash_tokens(low: Tensor, high: Tensor, token_ids: Tensor) -> Tensor:
-    """Hash token ids under two words: two rounds of multiply and xor-shift, `[..., V]` int32."""
-    x = (token_ids * -1640531527) ^ low
+def _mix_tokens(factor: Tensor, offset: Tensor, token_ids: Tensor) -> Tensor:
+    """Hash token ids at a place to 23 random bits, `[..., V]` int32.
+
+    The ids are scrambled by themselves first, which costs one pass over the vocabulary; what is
+    done at every place is one multiply-add, one xor-shift and one multiply, in place.
+    """
+    x = _scramble(token_ids.to(torch.int32)) * factor
+    x.add_(offset)
+    x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+    x.mul_(-1028477387)
+    return x.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """Spread int32 words over 32 bits (a multiply and xor-shift finaliser)."""
+    x = (x + 1) * -1640531527
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x21F0AAAD
     x = (x ^ ((x >> 15) & 0x1FFFF)) * 0x735A2D97
-    x = (x ^ ((x >> 15) & 0x1FFFF)) ^ high
-    x = x * -2048144789
-    x = (x ^ ((x >> 13) & 0x7FFFF)) * -1028477387
-    return x ^ ((x >> 16) & 0xFFFF)
+    return x ^ ((x >> 15) & 0x1FFFF)

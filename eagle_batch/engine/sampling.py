@@ -19,8 +19,10 @@ from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import SamplingParams
 
 _NO_TOP_K = 1 << 30
-#: Candidates that are sorted at first when a nucleus is looked for on the CPU.
-_NUCLEUS_GUESS = 256
+#: Logits of the rows that are walked together on the CPU; about a megabyte stays in its cache.
+_WALK_BLOCK = 1 << 18
+#: Tokens that a walk tries before it sorts.
+_WALK_STEPS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,11 @@ class RowParams:
     min_p_B: Tensor
     min_tokens_B: Tensor
     noise_key_B: Tensor
-    #: Whether any row samples, filters, or has a least length; decided on the host when rows
+    #: Whether any row samples, is greedy, filters, or has a least length; decided on the host
+    #: when rows
     #: change.
     sampled: bool
+    greedy: bool
     top_k: int
     nucleus: bool
     min_p: bool
@@ -68,6 +72,7 @@ def pack_params(
         min_tokens_B=ints([p.min_tokens for p in params]),
         noise_key_B=ints(keys),
         sampled=bool(sampling),
+        greedy=len(sampling) < len(params),
         top_k=max((p.top_k for p in sampling if p.top_k), default=0),
         nucleus=any(p.top_p is not None and p.top_p < 1 for p in sampling),
         min_p=any(p.min_p for p in sampling),
@@ -85,12 +90,82 @@ def choose(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Ten
         logits_BNV = _ban_early_end(logits_BNV, index_BN, params, eos_ids)
     if not params.sampled:
         return logits_BNV.argmax(-1)
+    if logits_BNV.device.type == "cpu":
+        return choose_by_walking(logits_BNV, index_BN, params)
     scores = filtered_logits(logits_BNV, params)
-    token_ids = torch.arange(scores.shape[-1], device=scores.device)
-    keys_BN = params.noise_key_B[:, None].expand_as(index_BN)
-    noise = gumbel(keys_BN, index_BN, token_ids)
-    noise.masked_fill_((params.temperature_B == 0)[:, None, None], 0.0)
-    return scores.add_(noise).argmax(-1)
+    return scores.add_(_noise(scores, index_BN, params)).argmax(-1)
+
+
+def choose_by_walking(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:
+    """Choose without sorting the vocabulary: take the best perturbed token that is in the nucleus.
+
+    A token is in the nucleus when the tokens above it hold less than `top_p`, which is one sum.
+    The best perturbed token usually passes, so the sort that a nucleus asks for is seldom needed.
+    Rows go a few at a time, to stay in the processor's cache; the host may decide here, it is the
+    device.
+    """
+    places = logits_BNV.shape[1]
+    block = max(1, _WALK_BLOCK // (places * logits_BNV.shape[-1]))
+    starts = range(0, logits_BNV.shape[0], block)
+    parts = [
+        _walk_block(
+            logits_BNV[start : start + block],
+            index_BN[start : start + block],
+            params.narrow(start, start + block),
+        )
+        for start in starts
+    ]
+    return torch.cat(parts)
+
+
+def _walk_block(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:
+    temperature = torch.where(params.temperature_B > 0, params.temperature_B, 1.0)
+    scores = logits_BNV.float() / temperature[:, None, None]
+    if params.top_k:
+        greedy = (params.temperature_B == 0)[:, None, None]
+        scores = _mask_below(scores, _kth_score(scores, params), greedy)
+    perturbed = _noise(scores, index_BN, params).add_(scores)
+    best_BN = perturbed.argmax(-1)
+    if not (params.nucleus or params.min_p):
+        return best_BN
+    inside = _Inside(scores, params)
+    for _ in range(_WALK_STEPS):
+        refused = ~inside(best_BN)
+        if not bool(refused.any()):
+            return best_BN
+        perturbed.scatter_(-1, best_BN[..., None], -torch.inf)
+        best_BN = torch.where(refused, perturbed.argmax(-1), best_BN)
+    # A nucleus so narrow that the walk is long: settle it with a sort.
+    scores = filtered_logits(logits_BNV, params)
+    return scores.add_(_noise(scores, index_BN, params)).argmax(-1)
+
+
+class _Inside:
+    """Tells whether a token survives top-p and min-p; greedy rows keep everything."""
+
+    def __init__(self, scores_BNV: Tensor, params: RowParams) -> None:
+        self._scores = scores_BNV
+        self._peak_BN = scores_BNV.amax(-1)
+        self._weights = (scores_BNV - self._peak_BN[..., None]).exp_()
+        self._limit_BN = self._weights.sum(-1) * params.top_p_B[:, None]
+        self._floor_BN = self._peak_BN + params.min_p_B.log()[:, None]
+        self._keeps_all = ((params.temperature_B == 0) | (params.top_p_B >= 1))[:, None]
+        self._greedy = (params.temperature_B == 0)[:, None]
+
+    def __call__(self, token_BN: Tensor) -> Tensor:
+        score_BN = self._scores.gather(-1, token_BN[..., None])[..., 0]
+        above_BN = (self._weights * (self._scores > score_BN[..., None])).sum(-1)
+        in_nucleus = (above_BN < self._limit_BN) | self._keeps_all
+        return in_nucleus & ((score_BN >= self._floor_BN) | self._greedy)
+
+
+def _noise(scores_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:
+    """Return the noise of every token at every place; none for greedy rows."""
+    token_ids = torch.arange(scores_BNV.shape[-1], device=scores_BNV.device)
+    noise = gumbel(params.noise_key_B[:, None].expand_as(index_BN), index_BN, token_ids)
+    if params.greedy:
+        noise.masked_fill_((params.temperature_B == 0)[:, None, None], 0.0)
+    return noise
 
 
 def filtered_logits(logits_BNV: Tensor, params: RowParams) -> Tensor:
@@ -105,37 +180,42 @@ def filtered_logits(logits_BNV: Tensor, params: RowParams) -> Tensor:
     if params.top_k:
         scores = _mask_below(scores, _kth_score(scores, params), greedy)
     if params.nucleus:
-        scores = _mask_below(scores, nucleus_threshold(scores, params.top_p_B[:, None]), greedy)
+        scores = _mask_below(scores, nucleus_threshold(scores, params.top_p_B), greedy)
     if params.min_p:
         floor = scores.amax(-1) + params.min_p_B.log()[:, None]
         scores = _mask_below(scores, floor, greedy)
     return scores
 
 
-def nucleus_threshold(scores_BNV: Tensor, top_p_BN: Tensor) -> Tensor:
-    """Return the least score in the nucleus: the smallest set that reaches `top_p`, with ties."""
-    total = scores_BNV.logsumexp(-1, keepdim=True)
-    vocab = scores_BNV.shape[-1]
-    if scores_BNV.device.type == "cpu" and vocab > 4 * _NUCLEUS_GUESS:
-        # A host decision costs nothing here, and a full sort of the vocabulary costs milliseconds.
-        threshold, complete = _threshold_among(
-            scores_BNV.topk(_NUCLEUS_GUESS).values, total, top_p_BN
-        )
-        if bool(complete.all()):
-            return threshold
-    return _threshold_among(scores_BNV.sort(-1, descending=True).values, total, top_p_BN)[0]
+def filtered_candidates(top_BKC: Tensor, total_BK: Tensor, params: RowParams) -> Tensor:
+    """Apply top-k, top-p and min-p to the best C logits of a longer list, given in falling order.
+
+    For drafting, where an approximation costs acceptance at most: the nucleus is taken of the
+    draft's own distribution. total_BK: logsumexp over the whole list, at temperature 1.
+    """
+    kept = top_BKC
+    greedy = (params.temperature_B == 0)[:, None, None]
+    if params.top_k:
+        rank = torch.arange(top_BKC.shape[-1], device=top_BKC.device)
+        kept = kept.masked_fill((rank >= params.top_k_B[:, None, None]) & ~greedy, -torch.inf)
+    if params.nucleus:
+        mass = (top_BKC - total_BK[..., None]).exp()
+        before = mass.cumsum(-1) - mass
+        kept = kept.masked_fill((before >= params.top_p_B[:, None, None]) & ~greedy, -torch.inf)
+    if params.min_p:
+        floor_BK1 = top_BKC[..., :1] + (params.min_p_B.log() * params.temperature_B)[:, None, None]
+        kept = kept.masked_fill((top_BKC < floor_BK1) & ~greedy, -torch.inf)
+    return kept
 
 
-def _threshold_among(
-    sorted_scores: Tensor, total: Tensor, top_p_BN: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the nucleus threshold and whether the sorted scores reach `top_p` at all."""
-    mass = (sorted_scores - total).exp().cumsum(-1)
-    inside = torch.cat((torch.zeros_like(mass[..., :1]), mass[..., :-1]), -1) < top_p_BN[..., None]
-    last = inside.sum(-1, keepdim=True) - 1
-    complete = (mass[..., -1] >= top_p_BN) | (top_p_BN >= 1)
-    threshold = sorted_scores.gather(-1, last.clamp(min=0)).squeeze(-1)
-    return torch.where(top_p_BN >= 1, -torch.inf, threshold), complete
+def nucleus_threshold(scores_BNV: Tensor, top_p_B: Tensor) -> Tensor:
+    """Return the least score in the nucleus `[B, N]`: the smallest set reaching top_p, ties in."""
+    ordered = scores_BNV.sort(-1, descending=True).values
+    mass = ordered.softmax(-1).cumsum(-1)
+    before = torch.cat((torch.zeros_like(mass[..., :1]), mass[..., :-1]), -1)
+    last = (before < top_p_B[:, None, None]).sum(-1, keepdim=True) - 1
+    threshold_BN = ordered.gather(-1, last.clamp(min=0)).squeeze(-1)
+    return torch.where(top_p_B[:, None] >= 1, -torch.inf, threshold_BN)
 
 
 def _kth_score(scores_BNV: Tensor, params: RowParams) -> Tensor:

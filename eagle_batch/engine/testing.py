@@ -22,7 +22,7 @@ from eagle_batch.engine.request import SamplingParams
 from eagle_batch.models.eagle1 import Eagle1Head
 from eagle_batch.models.eagle3 import Eagle3Head
 from eagle_batch.models.heads import Head, HeadConfig
-from eagle_batch.models.target import ATTENTION, Target
+from eagle_batch.models.target import ATTENTION, Target, reference_logits
 
 #: Families of tiny models: transformers' configuration class of each.
 FAMILIES = {
@@ -81,8 +81,10 @@ def tiny_model(
 
 def tiny_target(family: str = "llama", **options: Any) -> Target:
     """Return a tiny random model behind the engine's own seam, its forward pass checked."""
-    target = Target(tiny_model(family, **options))
-    target.check_parity()
+    model = tiny_model(family, **options)
+    reference_NV = reference_logits(model)
+    target = Target(model)
+    target.check_parity(reference_NV)
     return target
 
 

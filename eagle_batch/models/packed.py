@@ -20,23 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eagle_batch.models.linear import DecodingLinear
+
 #: Decoder layers with exactly the data flow of `PackedDecoder`, by class name.
 PACKABLE = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """Weights of one decoder layer, ready for `F.linear`."""
+    """Weights of one decoder layer, fused and laid out for decoding."""
 
     attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: DecodingLinear
     qk_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
+    o: DecodingLinear
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: DecodingLinear
+    down: DecodingLinear
     window: int | None
 
 
@@ -89,7 +89,7 @@ class PackedDecoder:
     ) -> Tensor:
         B, N = shape
         rotated_heads = self._heads + self._kv_heads
-        qkv = F.linear(self._normed(x_RH, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(self._normed(x_RH, layer.attention_norm))
         qkv = qkv.view(B * N, rotated_heads + self._kv_heads, self._head_dim)
         qk = self._rotate(qkv[:, :rotated_heads].float(), layer.qk_norm, rotary).to(self._dtype)
         heads_first = qk.view(B, N, rotated_heads, -1).transpose(1, 2)
@@ -101,7 +101,7 @@ class PackedDecoder:
             self._scale,
             layer.window,
         )
-        return _project(x_RH, out.transpose(1, 2).reshape(B * N, -1), layer.o, layer.o_bias)
+        return layer.o.add_to(x_RH, out.transpose(1, 2).reshape(B * N, -1))
 
     def _rotate(self, qk: Tensor, qk_norm: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
         if qk_norm is not None:
@@ -110,9 +110,9 @@ class PackedDecoder:
         return torch.addcmul(qk * cos, qk.roll(self._head_dim // 2, -1), signed_sin)
 
     def _feed_forward(self, x_RH: Tensor, layer: PackedLayer) -> Tensor:
-        gate_up = F.linear(self._normed(x_RH, layer.mlp_norm), layer.gate_up)
+        gate_up = layer.gate_up(self._normed(x_RH, layer.mlp_norm))
         gate, up = gate_up.chunk(2, dim=-1)
-        return _project(x_RH, F.silu(gate).mul_(up), layer.down, None)
+        return layer.down.add_to(x_RH, F.silu(gate).mul_(up))
 
     def _normed(self, x_RH: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x_RH, (x_RH.shape[-1],), weight, self._eps).to(self._dtype)
@@ -127,46 +127,29 @@ def is_packable(layers: nn.ModuleList, config: Any) -> bool:
     )
 
 
-def _project(x_RH: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `x + linear(y)`; one fused product where the types allow."""
-    if bias is None and x_RH.dtype == weight.dtype:
-        return torch.addmm(x_RH, y, weight.t())
-    return x_RH + F.linear(y, weight, bias)
-
-
 def _pack_layer(layer: Any, config: Any, heads: int, kv_heads: int) -> PackedLayer:
+    """Fuse the weights of a layer and empty it, so that memory grows by one layer at most."""
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = _stack([attention.q_proj, attention.k_proj, attention.v_proj])
-    gate_up = _stack([mlp.gate_proj, mlp.up_proj])
-    return PackedLayer(
+    packed = PackedLayer(
         attention_norm=layer.input_layernorm.weight.float(),
-        qkv=qkv,
-        qkv_bias=_stack_bias([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
         qk_norm=_pack_qk_norm(attention, heads, kv_heads),
-        o=attention.o_proj.weight,
-        o_bias=attention.o_proj.bias,
+        o=_fused([attention.o_proj]),
         mlp_norm=layer.post_attention_layernorm.weight.float(),
-        gate_up=gate_up,
-        down=mlp.down_proj.weight,
+        gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
+        down=_fused([mlp.down_proj]),
         window=_window(attention, config),
     )
+    for name in ("self_attn", "mlp"):
+        delattr(layer, name)
+    return packed
 
 
-def _stack(parts: list[nn.Linear]) -> Tensor:
-    """Join weights by rows and let the modules view the joined tensor, so nothing is held twice."""
-    joined = torch.cat([part.weight.data for part in parts])
-    start = 0
-    for part in parts:
-        rows = part.weight.shape[0]
-        part.weight.data = joined[start : start + rows]
-        start += rows
-    return joined
-
-
-def _stack_bias(parts: list[nn.Linear]) -> Tensor | None:
+def _fused(parts: list[nn.Linear]) -> DecodingLinear:
     biases: list[Tensor | None] = [part.bias for part in parts]
     present = [bias for bias in biases if bias is not None]
-    return torch.cat(present) if present else None
+    weight = torch.cat([part.weight.detach() for part in parts])
+    return DecodingLinear(weight, torch.cat(present) if present else None)
 
 
 def _pack_qk_norm(attention: Any, heads: int, kv_heads: int) -> Tensor | None:

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 
 from eagle_batch.errors import ModelError
 from eagle_batch.models.cache import CacheShape, KeyValueCache, causal_visibility
+from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
 
 ATTENTION = "eagle_batch"
@@ -74,11 +75,14 @@ class TargetOutput:
 
 
 class Target:
-    """A causal LM whose keys and values live in a `KeyValueCache` of ours."""
+    """A causal LM whose keys and values live in a `KeyValueCache` of ours.
+
+    It takes the model over: the plain weights of its layers are replaced by packed ones.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.base: nn.Module = model.base_model
+        self.base: Any = model.base_model
         self.config = model.config.get_text_config()
         self.shape = _read_shape(self.config)
         self.dtype: torch.dtype = model.dtype
@@ -87,9 +91,17 @@ class Target:
         self._layers = _find_layers(self.base, self.shape.layers)
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._logit_factor = _logit_factor(self.config)
-        self._packed = self._pack() if is_packable(self._layers, self.config) else None
+        output = model.get_output_embeddings()
+        #: The output projection `[V, H]`; the embedding matrix itself where the two are tied.
+        self.lm_head_weight_VH: Tensor = output.weight
+        self._lm_head = DecodingLinear(output.weight, output.bias)
+        self._packed = self._pack()
 
-    def _pack(self) -> PackedDecoder:
+    def _pack(self) -> PackedDecoder | None:
+        """Re-lay the weights for decoding: fused where the family allows, else layer by layer."""
+        if not is_packable(self._layers, self.config):
+            replace_linears(self.base)
+            return None
         heads, s = self.config.num_attention_heads, self.shape
         return PackedDecoder(
             self.base, self.config, heads=heads, kv_heads=s.kv_heads, head_dim=s.head_dim
@@ -99,13 +111,6 @@ class Target:
     def embed_weight_VH(self) -> Tensor:
         """The input embedding matrix."""
         weight = self.model.get_input_embeddings().weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    @property
-    def lm_head_weight_VH(self) -> Tensor:
-        """The output projection; the embedding matrix itself where the two are tied."""
-        weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight
 
@@ -138,7 +143,7 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        logits: Tensor = self._lm_head(hidden)
         if self._logit_factor != 1.0:
             logits = logits * self._logit_factor
         if self._softcap is not None:
@@ -158,19 +163,16 @@ class Target:
             for handle in handles:
                 handle.remove()
 
-    def check_parity(self) -> float:
-        """Compare with the model's own forward pass; return the mean divergence in nats a token.
+    def check_parity(self, reference_NV: Tensor) -> float:
+        """Compare with `reference_logits` of the same model; return the mean divergence (KL, nats).
 
         Raises ModelError when they differ: the family does something that the slots do not
-        reproduce (its own kind of cache, attention without keys and values, logits that are
-        transformed).
+        reproduce (its own kind of cache, attention without keys and values, changed logits).
         """
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, self.shape.vocab, (1, 32), generator=generator).to(self.device)
+        expected = reference_NV.double().log_softmax(-1)
         with torch.inference_mode():
-            expected = self._reference_logits(tokens).double().log_softmax(-1)
-            actual = self._slot_logits(tokens).double().log_softmax(-1)
-        gap = float((expected.exp() * (expected - actual)).sum(-1).mean())
+            actual = self._slot_logits(_probe(self.shape.vocab, self.device)).double()
+        gap = float((expected.exp() * (expected - actual.log_softmax(-1))).sum(-1).mean())
         allowed = PARITY_TOLERANCE[self.dtype]
         if not gap <= allowed:
             raise ModelError(
@@ -181,14 +183,6 @@ class Target:
             )
         return gap
 
-    def _reference_logits(self, tokens: Tensor) -> Tensor:
-        self.model.set_attn_implementation("eager")
-        try:
-            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            self.model.set_attn_implementation(ATTENTION)
-        return logits
-
     def _slot_logits(self, tokens: Tensor) -> Tensor:
         """Decode the probe in two chunks, so that the cache takes part in the comparison."""
         cache = self.new_cache(1, tokens.shape[1] + 1)
@@ -197,7 +191,7 @@ class Target:
             self._chunk(cache, tokens, start, stop)
             for start, stop in ((0, half), (half, tokens.shape[1]))
         ]
-        return self.logits(torch.cat(hidden, dim=1))
+        return self.logits(torch.cat(hidden, dim=1))[0]
 
     def _chunk(self, cache: KeyValueCache, tokens: Tensor, start: int, stop: int) -> Tensor:
         positions = torch.arange(start, stop, device=self.device)[None]
@@ -225,9 +219,28 @@ def load_target(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"target.model: {path!r} cannot be loaded: {error}") from error
-    target = Target(model.to(device))
-    target.check_parity()
+    model = model.to(device)
+    reference_NV = reference_logits(model)
+    target = Target(model)
+    target.check_parity(reference_NV)
     return target
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel) -> Tensor:
+    """Return the logits `[N, V]` of a short probe by the model's own code, before it is packed."""
+    model.eval().set_attn_implementation("eager")
+    try:
+        probe = _probe(model.config.get_text_config().vocab_size, model.device)
+        logits: Tensor = model(input_ids=probe, use_cache=False).logits[0]
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    return logits
+
+
+def _probe(vocab: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, vocab, (1, 32), generator=generator).to(device)
 
 
 def _attention_function(  # noqa: PLR0913, PLR0917 - the signature is transformers'

@@ -11,7 +11,7 @@ import pytest
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Completion, Request, SamplingParams
-from eagle_batch.engine.testing import FAMILIES, plain_decode, tiny_head, tiny_target
+from eagle_batch.engine.testing import FAMILIES, plain_decode, tiny_head, tiny_model, tiny_target
 from eagle_batch.models.target import Target
 
 CONTEXT = 160
@@ -73,17 +73,23 @@ def mixed_requests(vocab: int, count: int = 10) -> list[Request]:
     ]
 
 
-def expected_tokens(target: Target, requests: Sequence[Request]) -> dict[str, list[int]]:
-    return {r.id: plain_decode(target.model, r.prompt_ids, r.params, r.noise_key) for r in requests}
+def expected_tokens(
+    requests: Sequence[Request], family: str = "llama", window: int | None = None
+) -> dict[str, list[int]]:
+    model = tiny_model(family, window=window)
+    return {r.id: plain_decode(model, r.prompt_ids, r.params, r.noise_key) for r in requests}
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("shape", [None, "tree"])
 def test_every_family_decodes_what_the_plain_decoder_does(family: str, shape: str | None) -> None:
-    target = tiny_target(family, window=12 if family in {"mistral", "gemma2", "gemma3"} else None)
+    window = 12 if family in {"mistral", "gemma2", "gemma3"} else None
+    target = tiny_target(family, window=window)
     requests = mixed_requests(target.shape.vocab)
     done = run(build(target, shape, slots=4), requests)
-    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+    assert expected_tokens(requests, family, window) == {
+        k: list(c.token_ids) for k, c in done.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
@@ -94,7 +100,7 @@ def test_batch_head_and_tree_leave_no_trace_in_the_text(kind: str, shape: str, s
     requests = mixed_requests(target.shape.vocab, count=14)
     engine = build(target, shape, slots, kind=kind, prefill_chunk=7)
     done = run(engine, requests)
-    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+    assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
     assert engine.metrics().acceptance_length > 1.05, "the random head never hit: the test is blind"
 
 
@@ -106,7 +112,7 @@ def test_a_prefix_that_prompts_share_is_computed_once() -> None:
     ]
     engine = build(target, "tree", slots=4)
     done = run(engine, requests)
-    assert expected_tokens(target, requests) == {k: list(c.token_ids) for k, c in done.items()}
+    assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
     metrics = engine.metrics()
     assert metrics.prompt_tokens == 9 * 42
     assert metrics.cached_prompt_tokens >= 8 * 38

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import SamplingParams, noise_key
-from eagle_batch.engine.sampling import choose, filtered_logits, pack_params
+from eagle_batch.engine.sampling import (
+    _noise,
+    choose,
+    choose_by_walking,
+    filtered_logits,
+    pack_params,
+)
 from eagle_batch.engine.testing import plain_choice, plain_distribution
 
 CPU = torch.device("cpu")
@@ -48,18 +54,30 @@ def test_a_batch_of_different_parameters_chooses_as_each_row_alone(
             assert int(chosen[row, place]) == plain_choice(alone, place, params, keys[row])
 
 
-@pytest.mark.parametrize("vocab", [50, 5000])
-def test_the_nucleus_is_the_same_with_and_without_the_short_sort(vocab: int) -> None:
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(sampling_params(), min_size=1, max_size=5), seed=st.integers(0, 2**31))
+def test_walking_to_the_choice_and_sorting_for_it_agree(
+    rows: list[SamplingParams], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn((len(rows), 2, 400), generator=generator) * 2
+    index = torch.arange(2).expand(len(rows), 2)
+    packed = pack_params(rows, [seed + row for row in range(len(rows))], CPU)
+    scores = filtered_logits(logits, packed)
+    sorted_choice = (scores + _noise(scores, index, packed)).argmax(-1)
+    assert torch.equal(sorted_choice, choose_by_walking(logits, index, packed))
+
+
+@pytest.mark.parametrize("spread", [0.1, 4.0])
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(spread: float) -> None:
     torch.manual_seed(3)
-    flat, peaked = torch.randn(vocab) * 0.1, torch.randn(vocab) * 4
+    logits = torch.randn(5000) * spread
     params = [SamplingParams(temperature=1.0, top_p=p) for p in (0.05, 0.5, 0.95, 0.999)]
-    for logits in (flat, peaked):
-        batch = logits.expand(4, 1, vocab)
-        kept = filtered_logits(batch, pack_params(params, [0] * 4, CPU)).isfinite()
-        for row, one in enumerate(params):
-            expected = plain_distribution(logits.double(), one) > 0
-            # The last token of a nucleus may be decided by rounding; nothing else may.
-            assert (kept[row, 0] ^ expected).sum() <= 1
+    kept = filtered_logits(logits.expand(4, 1, 5000), pack_params(params, [0] * 4, CPU)).isfinite()
+    for row, one in enumerate(params):
+        expected = plain_distribution(logits.double(), one) > 0
+        # The last token of a nucleus may be decided by rounding; nothing else may.
+        assert (kept[row, 0] ^ expected).sum() <= 1
 
 
 def test_noise_is_standard_gumbel_and_independent_of_its_neighbours() -> None:

@@ -19,10 +19,13 @@ from torch import Tensor
 
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
-from eagle_batch.engine.sampling import RowParams, filtered_logits
+from eagle_batch.engine.sampling import RowParams, filtered_candidates
 from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
 from eagle_batch.models.heads import Head
+
+#: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
+_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +129,13 @@ class EagleDrafter:
     def _first_level(self, state: DraftState) -> _Frontier:
         B = state.root_B.shape[0]
         states_BH = self.states_SH[state.first_row : state.first_row + B]
-        confidence_B1V = self._confidence(states_BH[:, None], state.index_B, state.params)
-        scores_BK, ids_BK = confidence_B1V[:, 0].topk(self.width)
-        eye = torch.eye(self.width, dtype=torch.bool, device=ids_BK.device)
+        gains, tokens = self._likeliest(states_BH[:, None], state.index_B, state.params)
+        eye = torch.eye(self.width, dtype=torch.bool, device=tokens.device)
         return _Frontier(
-            tokens_BK=self._target_ids[ids_BK],
-            scores_BK=scores_BK,
+            tokens_BK=tokens[:, 0],
+            scores_BK=gains[:, 0],
             states_BKH=states_BH[:, None].expand(B, self.width, -1),
-            records_BK=torch.arange(self.width, device=ids_BK.device).expand(B, -1),
+            records_BK=torch.arange(self.width, device=tokens.device).expand(B, -1),
             visible_BKM=eye.expand(B, -1, -1),
         )
 
@@ -155,10 +157,9 @@ class EagleDrafter:
     ) -> tuple[Candidates, _Frontier]:
         """Score the children of a frontier and pick the best of them as the next one."""
         B, K = frontier.tokens_BK.shape
-        confidence_BKV = self._confidence(states_BKH, state.index_B + level, state.params)
-        gains_BKK, ids_BKK = confidence_BKV.topk(K)
+        gains_BKK, tokens_BKK = self._likeliest(states_BKH, state.index_B + level, state.params)
         scores_BR = (gains_BKK + frontier.scores_BK[..., None]).flatten(1)
-        tokens_BR = self._target_ids[ids_BKK].flatten(1)
+        tokens_BR = tokens_BKK.flatten(1)
         parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
         best_BK, picked_BK = scores_BR.topk(K)
         parent_BK = picked_BK // K
@@ -176,21 +177,25 @@ class EagleDrafter:
         )
         return Candidates(tokens_BR, scores_BR, parents_BR), next_frontier
 
-    def _confidence(self, states_BKH: Tensor, index_B: Tensor, params: RowParams) -> Tensor:
-        """Return log-chances `[B, K, V]` that the target will choose each draft token.
+    def _likeliest(
+        self, states_BKH: Tensor, index_B: Tensor, params: RowParams
+    ) -> tuple[Tensor, Tensor]:
+        """Return the `width` tokens that the target will most likely choose after each node.
 
-        With noise, the draft's perturbed logits are as good a guess of the target's perturbed
-        logits as the plain ones are of the plain: both err by the same draft error. So the chance
-        is taken from the perturbed logits, brought back to the scale of the plain ones.
+        Log-chances and target ids, both `[B, K, width]`. With noise, the draft's perturbed logits
+        are as good a guess of the target's perturbed logits as the plain ones are of the plain:
+        both err by the draft's error. So the chance is a softmax of the perturbed logits, on the
+        scale of the plain ones. Noise is evaluated for the likeliest candidates only.
         """
         logits_BKV = self.head.logits(states_BKH).float()
         if not params.sampled:
-            return logits_BKV.log_softmax(-1)
-        scores_BKV = filtered_logits(logits_BKV, params)
-        places_BK = index_B[:, None].expand(scores_BKV.shape[:2])
-        noise = gumbel(
-            params.noise_key_B[:, None].expand_as(places_BK), places_BK, self._target_ids
-        )
-        scale_B11 = params.temperature_B[:, None, None]
-        perturbed = torch.where(scale_B11 > 0, (scores_BKV + noise) * scale_B11, scores_BKV)
-        return perturbed.log_softmax(-1)
+            gains, ids = logits_BKV.topk(self.width)
+            return gains - logits_BKV.logsumexp(-1, keepdim=True), self._target_ids[ids]
+        top_BKC, ids_BKC = logits_BKV.topk(min(_CANDIDATES, logits_BKV.shape[-1]))
+        tokens_BKC = self._target_ids[ids_BKC]
+        places_BK = index_B[:, None].expand(logits_BKV.shape[:2])
+        keys_BK = params.noise_key_B[:, None].expand_as(places_BK)
+        noise_BKC = gumbel(keys_BK, places_BK, tokens_BKC) * params.temperature_B[:, None, None]
+        kept_BKC = filtered_candidates(top_BKC, logits_BKV.logsumexp(-1), params)
+        gains, picked = (kept_BKC + noise_BKC).log_softmax(-1).topk(self.width)
+        return gains, tokens_BKC.gather(-1, picked)

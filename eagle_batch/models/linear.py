@@ -1,0 +1,86 @@
+"""Linear layers for decoding: weights re-laid once for the device's fastest kernel.
+
+On the CPU a product with few rows is twice as fast over a weight that oneDNN has blocked
+beforehand as over a plain one. On other devices the plain weight is what their libraries want.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: Rows that the blocked layout is chosen for; a round of a small batch has about as many.
+_TYPICAL_ROWS = 16
+
+
+class DecodingLinear(nn.Module):
+    """`x @ weight.T + bias` without gradients; the weight is not kept in its plain layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self._blocked = is_blockable(weight)
+        self._weight = block(weight) if self._blocked else weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product; `[..., in] -> [..., out]`."""
+        if self._blocked:
+            return _blocked_product(x, self._weight, self.bias)
+        return F.linear(x, self._weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return `residual + self(x)`, in one kernel where the types allow."""
+        if residual.dtype != x.dtype or self.bias is not None:
+            return residual + self(x)
+        if not self._blocked:
+            return torch.addmm(residual, x, self._weight.t())
+        return _blocked_sum(x, residual, self._weight)
+
+
+def _blocked_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - its public name
+        x, weight, bias, "none", [], ""
+    )
+    return product
+
+
+def _blocked_sum(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001 - its public name
+        x, residual, weight, None, "add"
+    )
+    return total
+
+
+def is_blockable(weight: Tensor) -> bool:
+    """Whether oneDNN has a faster layout for a weight on this machine."""
+    if weight.device.type != "cpu" or not _has_onednn():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - its public name
+    return weight.dtype == torch.float32
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def block(weight: Tensor) -> Tensor:
+    """Return a copy of a weight in oneDNN's blocked layout."""
+    blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 - its public name
+        weight.detach().contiguous(), _TYPICAL_ROWS
+    )
+    return blocked
+
+
+def replace_linears(module: nn.Module) -> None:
+    """Swap every `nn.Linear` below a module for a `DecodingLinear`, one at a time.
+
+    The plain weight of each goes as soon as its successor exists: memory grows by one layer.
+    """
+    for name, child in list(module.named_children()):
+        if type(child) is nn.Linear:
+            setattr(module, name, DecodingLinear(child.weight, child.bias))
+        else:
+            replace_linears(child)
