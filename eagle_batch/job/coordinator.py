@@ -138,12 +138,12 @@ class Coordinator:
         self.ended: EndJob | None = None
         self.rows = 0
         self.errors = 0
+        self._over = {State.DONE: 0, State.FAILED: 0}
         self.lost_in_a_row = 0
         self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
         self._units *= rules.samples
         self._numbers = count()
         self._start_failures = 0
-        self._unfinished = len(self.entries)
         for key, (rows, errors) in done.items():
             self._finish(self.entries[key], State.DONE, rows, errors)
         waiting = [e for e in self.entries.values() if e.state is State.PENDING]
@@ -208,8 +208,9 @@ class Coordinator:
         if worker is None:
             return []
         commands: list[Command] = []
+        alone = len(worker.holding) == 1
         for key in worker.holding:
-            commands += self._lose(self.entries[key], event.reason)
+            commands += self._lose(self.entries[key], event.reason, alone=alone)
         self.lost_in_a_row += 1
         if self.lost_in_a_row > self._bearable_losses():
             text = f"{self.lost_in_a_row} workers were lost and no shard was finished meanwhile"
@@ -220,11 +221,12 @@ class Coordinator:
         # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out.
         return 2 * self.rules.workers + 2 * self.rules.shard_attempts + 4
 
-    def _lose(self, entry: Entry, reason: str) -> list[Command]:
+    def _lose(self, entry: Entry, reason: str, *, alone: bool) -> list[Command]:
         entry.losses += 1
         entry.holder = None
         entry.reason = reason
-        if entry.losses < self._bearable(entry.task):
+        # A task that had company may be innocent, however often; as a suspect it has none.
+        if not alone or entry.losses < self._bearable(entry.task):
             entry.state = State.PENDING
             self._suspects.append(entry.task.key)
             return []
@@ -280,7 +282,6 @@ class Coordinator:
         for part in entry.task.split(SPLIT_WAYS):
             self.entries[part.key] = Entry(part)
             self._suspects.append(part.key)
-            self._unfinished += 1
         return []
 
     def _release(self, entry: Entry) -> None:
@@ -290,9 +291,13 @@ class Coordinator:
 
     def _finish(self, entry: Entry, state: State, rows: int, errors: int) -> None:
         entry.state = state
+        self._over[state] += 1
         self.rows += rows
         self.errors += errors
-        self._unfinished -= 1
+
+    @property
+    def _unfinished(self) -> int:
+        return len(self.entries) - sum(self._over.values())
 
     # -- what follows from the state ---------------------------------------------------------
 
@@ -364,11 +369,10 @@ class Coordinator:
 
     def tally(self) -> Tally:
         """Return the counts of the job so far; parts and closed tasks count as tasks."""
-        states = [entry.state for entry in self.entries.values()]
         return Tally(
-            tasks=len(states),
-            done=states.count(State.DONE),
-            failed=states.count(State.FAILED),
+            tasks=len(self.entries),
+            done=self._over[State.DONE],
+            failed=self._over[State.FAILED],
             rows=self.rows,
             errors=self.errors,
             units=self._units,
@@ -387,9 +391,9 @@ class Coordinator:
             leased = entry.state is State.LEASED
             assert leased == (entry.holder is not None), f"{key}: leased without a holder"
             assert not leased or entry.holder == DRIVER or key in held, f"{key}: holder is gone"
-        over = (State.DONE, State.FAILED)
-        left = sum(entry.state not in over for entry in self.entries.values())
-        assert left == self._unfinished, "the count of unfinished tasks drifted"
+        states = [entry.state for entry in self.entries.values()]
+        for state, number in self._over.items():
+            assert states.count(state) == number, f"the count of {state} tasks drifted"
         assert self.rows + self.errors <= self._units, "more rows came out than went in"
 
     def _check_worker(self, number: int, worker: WorkerState) -> None:

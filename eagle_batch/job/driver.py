@@ -96,6 +96,7 @@ class Job:
             inputs=tuple(file.identity for file in self.plan.files),
             tasks=tuple(Task(s.key, s.index, 0, s.rows) for s in self.plan.shards),
             samples=self.pipeline.samples,
+            plan=json.loads(self.plan.to_json()),
         )
 
     def rules(self, workers: int) -> Rules:
@@ -157,7 +158,7 @@ def run_job(
 
 
 def _tell(watcher: Watcher, scan: Scan) -> None:
-    if scan.commits:
+    if scan.commits and not scan.complete:
         watcher.say(f"resuming: {len(scan.commits)} of {len(scan.tasks)} shards are committed")
     for keys, text in (
         (scan.adopted, "had no commit record yet and were checked and adopted"),
@@ -336,7 +337,7 @@ class _Run:
     def _drain(self) -> None:
         """Let running pumps return, so that a shard that is being committed is recorded too."""
         deadline = time.monotonic() + DRAIN_S
-        workers = list(self._coordinator.workers)
+        workers = [n for n, worker in self._coordinator.workers.items() if worker.holding]
         while time.monotonic() < deadline and any(map(self._pool.pending, workers)):
             for event in self._pool.poll(POLL_S):
                 if isinstance(event, Pumped):

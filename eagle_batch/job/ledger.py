@@ -59,6 +59,8 @@ class Identity:
     samples: int
     #: Unix time of the job's first start, which a resumed job keeps.
     started: float = 0.0
+    #: Files, row groups and ranges behind the tasks, for the record; written, not read back.
+    plan: dict[str, Any] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -363,4 +365,5 @@ def _pipeline_document(identity: Identity) -> bytes:
 
 def _plan_document(identity: Identity) -> bytes:
     tasks = [asdict(task) for task in identity.tasks]
-    return json.dumps({"samples": identity.samples, "tasks": tasks}).encode()
+    document = {"samples": identity.samples, "tasks": tasks, "plan": identity.plan}
+    return json.dumps(document).encode()

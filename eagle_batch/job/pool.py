@@ -288,12 +288,30 @@ def _embedded(
         import ray
 
         try:
-            context = _init_twice(workers, cores, dashboard=dashboard)
-            gpus = float(ray.cluster_resources().get("GPU", 0.0))
-            yield (context.dashboard_url if dashboard else None), gpus
+            with _silent_raylet():
+                context = _init_twice(workers, cores, dashboard=dashboard)
+                gpus = float(ray.cluster_resources().get("GPU", 0.0))
+                yield (context.dashboard_url if dashboard else None), gpus
         finally:
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _silent_raylet() -> Iterator[None]:
+    """Keep Ray from printing its own page about each dead process; `Lost` tells of it.
+
+    There is no setting for this; the name is looked up each time a message arrives.
+    """
+    import ray
+
+    module = ray._private.worker  # noqa: SLF001
+    printer = module.print_to_stdstream
+    module.print_to_stdstream = lambda data, ignore_prefix: None  # noqa: ARG005
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = printer
 
 
 def _init_twice(workers: Workers, cores: int, *, dashboard: bool) -> Any:

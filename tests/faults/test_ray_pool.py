@@ -100,7 +100,7 @@ def test_two_actors_write_what_an_undisturbed_run_writes(
 
 
 def test_an_actor_process_that_is_killed_costs_no_row(
-    tmp_path: Path, ray_resources: Resources
+    tmp_path: Path, ray_resources: Resources, capfd: pytest.CaptureFixture[str]
 ) -> None:
     killed: list[int] = []
 
@@ -116,6 +116,7 @@ def test_an_actor_process_that_is_killed_costs_no_row(
     assert_whole(tmp_path / "out", TOPICS)
     [lost] = [line for line in watch.lines if "was lost" in line]
     assert "died" in lost
+    assert "raylet" not in "".join(capfd.readouterr())
 
 
 def test_a_row_that_kills_its_process_is_found_and_quarantined(

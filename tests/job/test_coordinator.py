@@ -139,6 +139,19 @@ def test_the_tasks_of_a_lost_worker_run_again_each_alone(make: Make) -> None:
     assert job.handle(committed(1, lease(1, 2))) == [EndJob(Ending.COMPLETE)]
 
 
+def test_a_task_is_condemned_only_for_a_loss_while_it_was_alone(make: Make) -> None:
+    """One lost worker is allowed; two tasks share the first one, and only one of them is guilty."""
+    job = make(count=2, shard_attempts=1)
+    job.handle(JobStarted(), WorkerReady(0))
+    assert job.handle(WorkerLost(0, "boom")) == [StartWorker(1)]
+    assert job.handle(WorkerReady(1)) == [Assign(1, lease(0, 2))]
+    assert job.handle(committed(1, lease(0, 2))) == [Assign(1, lease(1, 2))]
+    [close, start] = job.handle(WorkerLost(1, "boom"))
+    assert isinstance(close, CloseTask)
+    assert close.lease.task.key == "part-00001"
+    assert start == StartWorker(2)
+
+
 def test_losses_and_failures_are_counted_apart(make: Make) -> None:
     job = make(count=1, shard_attempts=3)
     job.handle(JobStarted(), WorkerReady(0))
