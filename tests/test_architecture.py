@@ -40,7 +40,9 @@ ARROWS = {
     "data": {"errors", "demo", "pipeline", "engine.request"},
     "report": {"errors", "pipeline", "engine.request"},
     "job": {"errors", "demo", "models", "engine", "training", "pipeline", "data", "report"},
-    "cli": {"errors", "demo", "models", "engine", "training", "pipeline", "data", "report", "job"},
+    "bench": {"errors", "engine", "pipeline", "data", "job"},
+    "cli": set(MODULES_AT_THE_ROOT.values())
+    | {"models", "engine", "training", "pipeline", "data", "report", "job", "bench"},
 }
 
 #: library -> where it may be imported, at any depth of the code.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -14,6 +15,7 @@ from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import EngineSpec
 from eagle_batch.errors import ConfigError
 from eagle_batch.models.checkpoints import load_head
+from eagle_batch.models.heads import Head
 from eagle_batch.models.target import Target, load_target
 
 _DTYPES = {
@@ -26,25 +28,50 @@ _DTYPES = {
 _DEFAULT_CONTEXT = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is loaded once, however many engines are made of it."""
+
+    target: Target
+    tokenizer: PreTrainedTokenizerBase
+    head: Head | None
+
+
 def build_engine(spec: EngineSpec) -> Engine:
     """Load everything that a spec names and return an engine that is ready to `add` and `step`.
 
     Raises ConfigError, HeadError or ModelError, each naming what does not fit.
     """
+    return assemble(load_parts(spec), spec)
+
+
+def load_parts(spec: EngineSpec) -> Parts:
+    """Load target, tokenizer and head; see `build_engine` for what it raises."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = torch.device(spec.device)
-    target = load_target(
-        spec.model, revision=spec.revision, dtype=_DTYPES[spec.dtype], device=device
-    )
+    dtype = _DTYPES[spec.dtype]
+    target = load_target(spec.model, revision=spec.revision, dtype=dtype, device=device)
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
-    context = _context(spec.context, target.shape.context)
-    drafter = None if spec.head is None else _build_drafter(spec, spec.head, target, context)
+    if spec.head is None:
+        return Parts(target, tokenizer, None)
+    layers = target.shape.layers
+    head = load_head(spec.head, dtype=dtype, device=device, target_layers=layers)
+    head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
+    return Parts(target, tokenizer, head)
+
+
+def assemble(parts: Parts, spec: EngineSpec) -> Engine:
+    """Make an engine of loaded parts; a spec without a head decodes plainly."""
+    context = _context(spec.context, parts.target.shape.context)
+    drafter = None
+    if spec.head is not None and parts.head is not None:
+        drafter = _build_drafter(spec, parts.head, context)
     return Engine(
-        target,
+        parts.target,
         drafter,
-        tokenizer,
-        _decoder(tokenizer),
+        parts.tokenizer,
+        _decoder(parts.tokenizer),
         slots=spec.slots,
         context=context,
         prefill_chunk=spec.prefill_chunk,
@@ -75,15 +102,8 @@ def _context(wanted: int | None, limit: int) -> int:
     return wanted
 
 
-def _build_drafter(spec: EngineSpec, path: str, target: Target, context: int) -> Drafter:
-    head = load_head(
-        path, dtype=target.dtype, device=target.device, target_layers=target.shape.layers
-    )
-    head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
-    if spec.tree == "chain":
-        width, nodes = 1, spec.depth
-    else:
-        width, nodes = spec.width, spec.nodes
+def _build_drafter(spec: EngineSpec, head: Head, context: int) -> Drafter:
+    width, nodes = (1, spec.depth) if spec.tree == "chain" else (spec.width, spec.nodes)
     return EagleDrafter(
         head,
         slots=spec.slots,

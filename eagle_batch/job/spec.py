@@ -66,22 +66,26 @@ class WorkerSpec:
 
 
 def engine_spec(spec: WorkerSpec) -> EngineSpec:
-    """Return what the engine is built from, names resolved on the machine that asks.
+    """Return what a worker's engine is built from; see `pipeline_engine_spec`."""
+    return pipeline_engine_spec(spec.pipeline, device=spec.device, threads=spec.threads)
+
+
+def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None) -> EngineSpec:
+    """Return what a pipeline's engine is built from, names resolved on the machine that asks.
 
     Raises ConfigError where a demo target or head is not on this machine.
     """
-    pipeline = spec.pipeline
     tree = pipeline.speculation
     options = EngineSpec(
         model=_model(pipeline),
         head=_head(tree.head),
         revision=pipeline.target.revision,
         dtype=pipeline.target.dtype,
-        device=spec.device,
+        device=device,
         slots=pipeline.engine.slots,
         context=pipeline.target.context,
         prefill_chunk=pipeline.engine.prefill_chunk,
-        threads=spec.threads,
+        threads=threads,
     )
     return replace(options, tree=tree.tree, depth=tree.depth, width=tree.width, nodes=tree.nodes)
 

@@ -1,0 +1,135 @@
+"""Run the same prompts through several draft shapes, in turn, and count.
+
+All shapes share one loaded target. They run one after the other, repetition by repetition, so that
+a machine whose speed drifts slows all of them alike; ratios are what to read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from eagle_batch.engine.build import Parts, assemble
+from eagle_batch.engine.request import EngineMetrics, EngineSpec, Request, SamplingParams, noise_key
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """One way to draft; `tree` "none" is plain decoding."""
+
+    tree: str
+    depth: int = 0
+    width: int = 0
+    nodes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Short name for tables, as `parse` reads it."""
+        if self.tree == "none":
+            return "plain"
+        if self.tree == "chain":
+            return f"chain:{self.depth}"
+        return f"{self.tree}:{self.depth},{self.width},{self.nodes}"
+
+    @classmethod
+    def parse(cls, text: str) -> DraftShape:
+        """Read `plain`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`; raises ValueError."""
+        tree, _, sizes = text.partition(":")
+        numbers = [int(size) for size in sizes.split(",") if size]
+        if tree == "plain" and not numbers:
+            return PLAIN
+        if tree == "chain" and len(numbers) == 1 and numbers[0] > 0:
+            return cls("chain", numbers[0], 1, numbers[0])
+        if tree == "dynamic" and len(numbers) == 3 and min(numbers) > 0:
+            return cls("dynamic", *numbers)
+        raise ValueError(f"{text!r} is none of plain, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES")
+
+    def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
+        """Return a spec with this shape and so many slots."""
+        if self.tree == "none":
+            return replace(spec, head=None, slots=slots)
+        spec = replace(spec, tree=self.tree, slots=slots, depth=self.depth)
+        return replace(spec, width=self.width, nodes=self.nodes)
+
+
+PLAIN = DraftShape("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one shape did at one batch size, over all repetitions."""
+
+    shape: DraftShape
+    batch: int
+    tokens: int
+    seconds: float
+    metrics: EngineMetrics
+    #: Rows whose tokens equal those of plain decoding, out of `rows`.
+    identical: int
+    rows: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second, prefill included."""
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class _Tally:
+    tokens: int = 0
+    seconds: float = 0.0
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
+
+
+def measure(  # noqa: PLR0913, PLR0917 - a workload and where it runs
+    parts: Parts,
+    spec: EngineSpec,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    shapes: Sequence[DraftShape],
+    repeat: int,
+    batch: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Measurement]:
+    """Run every shape `repeat` times at one batch size; plain decoding is always the first."""
+    shapes = [PLAIN, *(shape for shape in shapes if shape != PLAIN)]
+    tallies = {shape: _Tally() for shape in shapes}
+    texts: dict[DraftShape, dict[str, tuple[int, ...]]] = {}
+    for turn in range(repeat):
+        for shape in shapes:
+            say(f"batch {batch}, {shape.name}, run {turn + 1} of {repeat}")
+            texts[shape] = _run(parts, shape.applied(spec, batch), prompts, params, tallies[shape])
+    plain = texts[PLAIN]
+    return [
+        Measurement(
+            shape,
+            batch,
+            tallies[shape].tokens,
+            tallies[shape].seconds,
+            tallies[shape].metrics,
+            sum(plain[row] == tokens for row, tokens in texts[shape].items()),
+            len(plain),
+        )
+        for shape in shapes
+    ]
+
+
+def _run(
+    parts: Parts,
+    spec: EngineSpec,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    tally: _Tally,
+) -> dict[str, tuple[int, ...]]:
+    engine = assemble(parts, spec)
+    for row, prompt in enumerate(prompts):
+        engine.add(Request(str(row), tuple(prompt), params, noise_key(0, str(row), 0, "bench")))
+    done: dict[str, tuple[int, ...]] = {}
+    start = time.perf_counter()
+    while engine.has_work:
+        done |= {completion.request_id: completion.token_ids for completion in engine.step()}
+    tally.seconds += time.perf_counter() - start
+    tally.metrics += engine.metrics()
+    tally.tokens += engine.metrics().completion_tokens
+    return done
