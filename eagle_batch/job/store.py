@@ -277,7 +277,9 @@ class ObjectStore(Store):
             found = self._call("find", self._path(prefix), detail=True, size=256 << 20)
         except FileNotFoundError:
             return {}
-        return {self._key(path): int(item["size"]) for path, item in found.items()}
+        sizes = {self._key(path): int(item["size"]) for path, item in found.items()}
+        # Some servers list an emptied folder as an object of its own.
+        return {key: size for key, size in sizes.items() if key.startswith(f"{prefix}/")}
 
     def _delete(self, key: str) -> None:
         self._call("rm_file", self._path(key), size=0)

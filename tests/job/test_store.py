@@ -76,6 +76,15 @@ def test_a_listing_gives_sizes_below_the_prefix_only(store: Store) -> None:
     assert store.list("data") == {"data/a": 3, "data/b": 0}
 
 
+def test_a_folder_marker_is_no_object(store: Store) -> None:
+    """SeaweedFS keeps an emptied folder as an object of no bytes; a disk keeps the folder."""
+    store.put_new("data/a", b"one")
+    store.delete("data/a")
+    if isinstance(store, ObjectStore):
+        fsspec.filesystem("memory").pipe_file("/bucket/out/data", b"")
+    assert store.list("data") == {}
+
+
 def test_a_listing_of_nothing_is_empty(store: Store) -> None:
     assert store.list("data") == {}
 
