@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.eagle-batch-installed
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types bench check clean
 
 demo: $(STAMP)  ## make questions and answers with the demo target on this machine
 	$(BIN)/eagle-batch demo fetch
@@ -20,6 +20,10 @@ lint: $(STAMP)  ## ruff: rules and format
 
 types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy
+
+bench: $(STAMP)  ## the demo target with and without its head, on this machine
+	$(BIN)/eagle-batch demo fetch
+	$(BIN)/eagle-batch bench pipelines/synth.yaml
 
 check: lint types test
 

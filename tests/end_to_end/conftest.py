@@ -16,12 +16,12 @@ name: prompts
 seed: 11
 input: {{path: {topics}, id: id, limit: {rows}}}
 target: {{model: "demo:smollm2-135m-instruct"}}
-speculation: {{head: "demo:smollm2-135m-instruct"}}
+speculation: {{head: "demo:smollm2-135m-instruct", depth: 2, width: 2, nodes: 3}}
 stages:
   - name: text
     messages: [{{role: user, content: "In one sentence: {{{{ topic }}}}."}}]
     sampling: {{temperature: 0.7, top_p: 0.95, max_tokens: 24}}
-engine: {{slots: 8, threads: 1}}
+engine: {{slots: 4, threads: 1}}
 workers: {{count: 2}}
 output: {{path: unset, rows_per_shard: 4, token_ids: true}}
 """
