@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pyarrow as pa
@@ -56,20 +57,28 @@ class RunningJob:
                 stderr=subprocess.STDOUT,
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing running, whatever became of the test."""
+        if self.process.poll() is None:
+            self.kill_driver()
+
     def wait_for_shards(self, count: int) -> None:
         """Return when at least `count` shards are there and the job still runs."""
         self._wait(lambda: len(shards(self.output)) >= count)
         assert self.process.poll() is None, f"the job ended too early:\n{self.log.read_text()}"
 
     def actors(self) -> list[psutil.Process]:
-        """Return the processes that Ray gave the job's actors."""
+        """Return the processes of the job's workers, which Ray names after their class."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                title = " ".join(child.cmdline())
+                command = child.cmdline()
             except psutil.Error:
                 continue
-            if title.startswith("ray::") and not title.startswith("ray::IDLE"):
+            if command and command[0].startswith("ray::WorkerActor"):
                 found.append(child)
         return found
 
@@ -88,12 +97,7 @@ class RunningJob:
 
     def finish(self) -> Outcome:
         """Wait for the job's end."""
-        try:
-            code = self.process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.kill_driver()
-            raise
-        return Outcome(code, self.log.read_text())
+        return Outcome(self.process.wait(PATIENCE_S), self.log.read_text())
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S

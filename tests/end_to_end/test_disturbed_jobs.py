@@ -28,23 +28,24 @@ def assert_equal_to(undisturbed: Path, output: Path) -> None:
 def test_a_killed_actor_costs_no_row_and_changes_no_text(
     prompts_pipeline: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = start(prompts_pipeline, tmp_path)
-    job.wait_for_shards(2)
-    actors = job.actors()
-    assert len(actors) == 2, [actor.cmdline() for actor in actors]
-    actors[0].kill()
-    assert len(shards(job.output)) < PROMPTS // 4, "it was killed too late to matter"
-    outcome = job.finish()
+    with start(prompts_pipeline, tmp_path) as job:
+        job.wait_for_shards(2)
+        actors = job.actors()
+        assert len(actors) == 2
+        actors[0].kill()
+        assert len(shards(job.output)) < PROMPTS // 4, "it was killed too late to matter"
+        outcome = job.finish()
     assert outcome.code == 0, outcome.text
+    assert "was lost" in outcome.text
     assert_equal_to(undisturbed, job.output)
 
 
 def test_a_killed_driver_s_job_is_resumed_by_the_same_command(
     prompts_pipeline: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = start(prompts_pipeline, tmp_path)
-    job.wait_for_shards(3)
-    job.kill_driver()
+    with start(prompts_pipeline, tmp_path) as job:
+        job.wait_for_shards(3)
+        job.kill_driver()
     done = {path: path.stat().st_mtime_ns for path in shards(job.output)}
     assert 3 <= len(done) < PROMPTS // 4
 
