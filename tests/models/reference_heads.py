@@ -1,4 +1,4 @@
-"""Plain forward passes of the heads, written from the papers' code with nothing of ours: the oracle.
+"""Plain forward passes of the heads, written from the public code, with nothing of ours.
 
 They take tensors by their names in the checkpoint and full causal attention, one text at a time.
 """

@@ -13,6 +13,7 @@ from eagle_batch.errors import HeadError
 from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.heads import Head
 from tests.models import tiny_heads as tiny
+from tests.models.reference_heads import Sizes
 from tests.models.tiny_heads import NESTED, Tiny
 
 KINDS: dict[str, tuple[Callable[[], Tiny], str]] = {
@@ -22,11 +23,14 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str]] = {
     ),
     "mla tensors": (
         lambda: tiny.modelopt().changed(
-            **{"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, 4)}
+            tensors={"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, 4)}
         ),
         "MLA",
     ),
-    "p-eagle": (lambda: tiny.speculators().changed(mask_hidden=torch.ones(1, 96)), "P-EAGLE"),
+    "p-eagle": (
+        lambda: tiny.speculators().changed(tensors={"mask_hidden": torch.ones(1, 96)}),
+        "P-EAGLE",
+    ),
     "p-eagle config": (
         lambda: tiny.speculators().changed({"speculators_model_type": "peagle"}),
         "P-EAGLE",
@@ -36,13 +40,11 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str]] = {
         "DFlash",
     ),
     "medusa": (
-        lambda: Tiny(
-            {"medusa_num_heads": 4}, {"0.0.linear.weight": torch.ones(2, 2)}, tiny.Sizes(), ""
-        ),
+        lambda: Tiny({"medusa_num_heads": 4}, {"0.0.linear.weight": torch.ones(2, 2)}, Sizes(), ""),
         "Medusa",
     ),
     "mixture of experts": (
-        lambda: tiny.eagle3().changed(**{"midlayer.mlp.experts.0.w1": torch.ones(2)}),
+        lambda: tiny.eagle3().changed(tensors={"midlayer.mlp.experts.0.w1": torch.ones(2)}),
         "mixture of experts",
     ),
     "quantised config": (
@@ -50,15 +52,15 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str]] = {
         "quantised",
     ),
     "quantised tensor": (
-        lambda: tiny.eagle3().changed(**{"fc.weight": torch.ones(32, 96, dtype=torch.int8)}),
+        lambda: tiny.eagle3().changed(tensors={"fc.weight": torch.ones(32, 96, dtype=torch.int8)}),
         "quantised",
     ),
     "whole model": (
-        lambda: tiny.eagle3().changed(**{"layers.1.mlp.up_proj.weight": torch.ones(2)}),
+        lambda: tiny.eagle3().changed(tensors={"layers.1.mlp.up_proj.weight": torch.ones(2)}),
         "one",
     ),
     "nothing known": (
-        lambda: Tiny(tiny.eagle3().config, {"weight": torch.ones(2)}, tiny.Sizes(), ""),
+        lambda: Tiny(tiny.eagle3().config, {"weight": torch.ones(2)}, Sizes(), ""),
         "neither an EAGLE-3 head",
     ),
 }
@@ -68,22 +70,22 @@ def with_bad(value: float) -> Tiny:
     made = tiny.eagle3()
     broken = made.tensors["midlayer.mlp.up_proj.weight"].clone()
     broken[1, 2] = value
-    return made.changed(**{"midlayer.mlp.up_proj.weight": broken})
+    return made.changed(tensors={"midlayer.mlp.up_proj.weight": broken})
 
 
 FITS: dict[str, tuple[Callable[[], Tiny], tuple[str, ...]]] = {
     "nan": (lambda: with_bad(float("nan")), ("midlayer.mlp.up_proj.weight", "NaN")),
     "infinity": (lambda: with_bad(float("inf")), ("midlayer.mlp.up_proj.weight", "infinite")),
     "missing tensor": (
-        lambda: tiny.eagle3().changed(**{"midlayer.self_attn.o_proj.weight": None}),
+        lambda: tiny.eagle3().changed(tensors={"midlayer.self_attn.o_proj.weight": None}),
         ("missing layers.0.self_attn.o_proj.weight",),
     ),
     "surplus tensor": (
-        lambda: tiny.eagle3().changed(surprise=torch.ones(2)),
+        lambda: tiny.eagle3().changed(tensors={"surprise": torch.ones(2)}),
         ("unexpected surprise",),
     ),
     "eagle1 with an input norm": (
-        lambda: tiny.eagle1().changed(**{"layers.0.input_layernorm.weight": torch.ones(32)}),
+        lambda: tiny.eagle1().changed(tensors={"layers.0.input_layernorm.weight": torch.ones(32)}),
         ("unexpected layers.0.input_layernorm.weight",),
     ),
     "wrong hidden size": (
@@ -91,23 +93,25 @@ FITS: dict[str, tuple[Callable[[], Tiny], tuple[str, ...]]] = {
         ("expected", "64"),
     ),
     "wrong shape": (
-        lambda: tiny.eagle3().changed(**{"norm.weight": torch.ones(31)}),
+        lambda: tiny.eagle3().changed(tensors={"norm.weight": torch.ones(31)}),
         ("tensor norm.weight is [31]", "expected [32]"),
     ),
     "missing d2t": (
-        lambda: tiny.eagle3().changed(d2t=None, t2d=None),
+        lambda: tiny.eagle3().changed(tensors={"d2t": None, "t2d": None}),
         ("d2t is missing", "20", "50"),
     ),
     "d2t of ids, not offsets": (
-        lambda: tiny.eagle3().changed(d2t=torch.arange(30, 50), t2d=None),
+        lambda: tiny.eagle3().changed(tensors={"d2t": torch.arange(30, 50), "t2d": None}),
         ("offsets",),
     ),
     "d2t against t2d": (
-        lambda: tiny.eagle3().changed(t2d=torch.zeros(50, dtype=torch.bool)),
+        lambda: tiny.eagle3().changed(tensors={"t2d": torch.zeros(50, dtype=torch.bool)}),
         ("d2t and t2d",),
     ),
     "d2t length": (
-        lambda: tiny.eagle3().changed(d2t=torch.zeros(19, dtype=torch.int64), t2d=None),
+        lambda: tiny.eagle3().changed(
+            tensors={"d2t": torch.zeros(19, dtype=torch.int64), "t2d": None}
+        ),
         ("tensor d2t is [19]", "[20]"),
     ),
     "contradicting ids": (

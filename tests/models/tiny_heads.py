@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ class Tiny:
     sizes: Sizes
     #: Prefix of the layer's tensors in the file.
     layer: str
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path, *, archive: bool = False) -> str:
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,11 +36,16 @@ class Tiny:
             save_file(self.tensors, folder / "model.safetensors")
         return str(folder)
 
-    def changed(self, config: dict[str, Any] | None = None, **tensors: Tensor | None) -> Tiny:
+    def changed(
+        self,
+        config: dict[str, Any] | None = None,
+        tensors: Mapping[str, Tensor | None] | None = None,
+    ) -> Tiny:
         """Return a copy with other settings and tensors; None removes."""
         settings = {k: v for k, v in (self.config | (config or {})).items() if v is not None}
-        merged = {k: v for k, v in (self.tensors | tensors).items() if v is not None}
-        return replace(self, config=settings, tensors=merged)
+        changed = {**self.tensors, **(tensors or {})}
+        kept = {k: v for k, v in changed.items() if v is not None}
+        return replace(self, config=settings, tensors=kept)
 
 
 def rand(generator: torch.Generator, *shape: int) -> Tensor:
@@ -118,7 +123,7 @@ def modelopt(seed: int = 0) -> Tiny:
     base = eagle3(seed, layer="layers.0.")
     nested = {NESTED: [1, 5, 8], "use_aux_hidden_state": True, "use_last_layernorm": True}
     config = {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": nested}
-    return base.changed(config, t2d=None)
+    return base.changed(config, {"t2d": None})
 
 
 def speculators(seed: int = 0, *, qk_norm: bool = False) -> Tiny:
@@ -145,7 +150,7 @@ def speculators(seed: int = 0, *, qk_norm: bool = False) -> Tiny:
 def last_hidden(seed: int = 0) -> Tiny:
     """EAGLE-3 on the target's last hidden state: no fc."""
     nested = {"use_aux_hidden_state": False}
-    return eagle3(seed, layer="layers.0.").changed({"eagle_config": nested}, **{"fc.weight": None})
+    return eagle3(seed, layer="layers.0.").changed({"eagle_config": nested}, {"fc.weight": None})
 
 
 def eagle31(seed: int = 0, *, legacy: bool = False) -> Tiny:
@@ -158,14 +163,14 @@ def eagle31(seed: int = 0, *, legacy: bool = False) -> Tiny:
     )
     norms = {f"{name}.weight": 1 + rand(g, base.sizes.hidden) for name in names}
     flag = {"use_aux_norm": True} if legacy else {"fc_norm": True}
-    return base.changed(flag | {"norm_output": True}, **norms)
+    return base.changed(flag | {"norm_output": True}, norms)
 
 
 def norm_before_fc(seed: int = 0) -> Tiny:
     base, g = modelopt(seed), torch.Generator().manual_seed(seed + 1)
     nested = base.config["eagle_config"] | {"norm_before_fc": True}
     weight = 1 + rand(g, base.sizes.aux * base.sizes.hidden)
-    return base.changed({"eagle_config": nested}, **{"input_norm.weight": weight})
+    return base.changed({"eagle_config": nested}, {"input_norm.weight": weight})
 
 
 def prefixed(tiny: Tiny) -> Tiny:
