@@ -41,9 +41,10 @@ METRICS = f"{JOB}/metrics.json"
 COMMITS = f"{JOB}/commits"
 RUNS = f"{JOB}/runs"
 DAMAGED = f"{JOB}/damaged"
-#: Commit records that wait for the next record object: a crash adopts what was not recorded.
-FLUSH_RECORDS = 64
-FLUSH_S = 5.0
+#: Commit records, and seconds, that wait for the next record object. A resume reads every record
+#: object, and adopts, by reading it whole, every data object that a crash left without a record.
+FLUSH_RECORDS = 256
+FLUSH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Ledger:
             self._settle_identity()
             self.store.sweep()
             self._note_run(about)
-            scan = _Scanner(self.store, self.objects, self.identity).scan()
+            scan = _Scanner(self.store, self.objects, self.identity, self._lock.beat).scan()
             self._next_record = next_number(self.store.list(COMMITS))
             self._waiting = [json.dumps({"retracted": key}) for key in scan.missing]
             for key in scan.adopted:
@@ -212,6 +213,8 @@ class _Scanner:
     store: Store
     objects: Objects
     identity: Identity
+    #: Called for each task: checking many objects takes longer than a lock lives.
+    beat: Callable[[], None]
     adopted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -222,6 +225,7 @@ class _Scanner:
         commits: dict[str, Commit] = {}
         tasks = list(self.identity.tasks)
         for task in tasks:  # grows by the parts of closed tasks while we go
+            self.beat()
             commit = self._settle(task, sizes, records.get(task.key))
             if commit is not None:
                 commits[task.key] = commit

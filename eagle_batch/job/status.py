@@ -54,18 +54,21 @@ def read_status(output: str, now: float | None = None) -> JobStatus:
     _, holder = read_holder(store)
     alive = holder is not None and is_alive(holder, now)
     stored = store.get(METRICS)
+    metrics = None if stored is None else json.loads(stored)
+    # Records go out in batches; while a driver runs, its metrics know more.
+    newest = metrics if alive and metrics is not None else {"rows": 0, "quarantined": 0}
     state = "running" if alive else "complete" if done == len(tasks) else "stopped"
     return JobStatus(
         output=store.name,
         name=str(identity.resolved.get("name", "")),
         state=state,
         units=identity.units,
-        rows=sum(commit.rows for commit in commits.values()),
-        quarantined=sum(commit.errors for commit in commits.values()),
+        rows=max(newest["rows"], sum(commit.rows for commit in commits.values())),
+        quarantined=max(newest["quarantined"], sum(commit.errors for commit in commits.values())),
         tasks=len(tasks),
         tasks_done=done,
         host=holder.host if holder is not None and alive else None,
         pid=holder.pid if holder is not None and alive else None,
         silent_s=None if holder is None else max(0.0, now - holder.beat),
-        metrics=None if stored is None else json.loads(stored),
+        metrics=metrics,
     )

@@ -20,7 +20,7 @@ from tests.job.fake_job import expected_rows, read_rows, write_job
 
 pytestmark = pytest.mark.slow
 
-TOPICS = [f"topic {'x' * (n % 7)}" for n in range(32)]
+TOPICS = [f"topic {'x' * (n % 7)}" for n in range(80)]
 PATIENCE_S = 240.0
 
 
@@ -79,13 +79,13 @@ def test_ctrl_c_exits_130_and_a_second_driver_was_refused_with_5(
 ) -> None:
     """Ctrl-C reaches the whole group: driver, Ray and actors."""
     output = pipeline.parent / "out"
-    with submitted(pipeline, repository, 0.1) as process:
+    with submitted(pipeline, repository, 0.25) as process:
         wait_for_shards(output, 2, process)
         assert finish(pipeline, repository) == 5
         assert f"process {process.pid} on " in log_of(output)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 130, log_of(output)
-    assert 2 <= len(list(output.glob("data/*.parquet"))) < 8
+    assert 2 <= len(list(output.glob("data/*.parquet"))) < 20
     assert "run the same command again to make the rest" in log_of(output)
     assert "Traceback" not in log_of(output)
     assert finish(pipeline, repository) == 0, log_of(output)
@@ -96,7 +96,7 @@ def test_a_killed_driver_takes_its_actors_along_and_the_same_command_finishes(
     pipeline: Path, repository: Path
 ) -> None:
     output = pipeline.parent / "out"
-    with submitted(pipeline, repository, 0.1) as process:
+    with submitted(pipeline, repository, 0.25) as process:
         wait_for_shards(output, 2, process)
         actors = wait_for_actors(output)
         process.kill()
@@ -106,7 +106,7 @@ def test_a_killed_driver_takes_its_actors_along_and_the_same_command_finishes(
         assert time.monotonic() < end, "the actors outlive their driver"
         time.sleep(0.1)
     kept = {path: path.read_bytes() for path in output.glob("data/*.parquet")}
-    assert 2 <= len(kept) < 8
+    assert 2 <= len(kept) < 20
     assert finish(pipeline, repository) == 0, log_of(output)
     assert {path: path.read_bytes() for path in kept} == kept
     assert_whole(output)

@@ -10,8 +10,9 @@ import pytest
 
 from eagle_batch.errors import LedgerError, OutputBusyError
 from eagle_batch.job.ledger import Ledger, Scan, latest, read_identity, read_records
+from eagle_batch.job.lock import read_holder
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.job.tasks import Lease, Task
+from eagle_batch.job.tasks import Commit, Lease, Task
 from tests.job.support import (
     QUICK,
     errors,
@@ -194,10 +195,35 @@ def test_waiting_records_are_written_after_a_while(tmp_path: Path) -> None:
     book = Ledger(store, JOB, objects(store, JOB), "run1", clock=lambda: now[0])
     book.open({})
     book.record(put(store, JOB, JOB.tasks[0]))
-    now[0] += 6
+    book.tend()
+    assert read_records(store) == []
+    now[0] += 31
     book.tend()
     assert len(read_records(store)) == 1
     book.close()
+
+
+def test_a_long_scan_keeps_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each adoption takes a minute; a second driver must not take the first one for dead."""
+    store = open_store(str(tmp_path), QUICK)
+    book = ledger(store, JOB)
+    book.open({})
+    for task in JOB.tasks:
+        put(store, JOB, task)
+    book.close()
+    now = [1000.0]
+    slow = objects(store, JOB)
+    read = slow.read
+
+    def read_slowly(task: Task) -> Commit:
+        now[0] += 60
+        return read(task)
+
+    monkeypatch.setattr(slow, "read", read_slowly)
+    Ledger(store, JOB, slow, "later", clock=lambda: now[0]).open({})
+    holder = read_holder(store)[1]
+    assert holder is not None
+    assert now[0] - holder.beat <= 60
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
