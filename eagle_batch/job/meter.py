@@ -49,6 +49,7 @@ class _WorkerTotals:
     info: WorkerInfo
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     units: int = 0
+    unit_tokens: int = 0
     pump_s: float = 0.0
 
 
@@ -94,6 +95,7 @@ class Meter:
         totals = self._workers[worker]
         totals.metrics = totals.metrics + report.metrics
         totals.units += report.units
+        totals.unit_tokens += report.unit_tokens
         totals.pump_s += report.seconds
         self._sample()
 
@@ -144,11 +146,17 @@ class Meter:
         )
 
     def _eta(self, units_left: int) -> float | None:
-        """Estimate the seconds left: tokens a unit so far, at the speed of the last half minute."""
+        """Estimate the seconds left: the tokens left, at the speed of the last half minute.
+
+        Finished units tell how long one is; what unfinished ones have so far need not be made.
+        """
         units, speed = self._units(), self._speed()
         if not units or speed <= 0:
             return None
-        return units_left * self.total().completion_tokens / units / speed
+        tokens_each = sum(item.unit_tokens for item in self._workers.values()) / units
+        alive = [self._workers[worker] for worker in self._alive]
+        begun = sum(item.metrics.completion_tokens - item.unit_tokens for item in alive)
+        return max(0.0, units_left * tokens_each - begun) / speed
 
     def document(self, tally: Tally, state: str) -> dict[str, Any]:
         """Return everything as plain data; `state` is "running" or how the job ended."""

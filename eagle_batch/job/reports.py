@@ -54,6 +54,8 @@ class PumpReport:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     #: Rows x samples that were completed or quarantined, committed or not.
     units: int = 0
+    #: Generated tokens of those.
+    unit_tokens: int = 0
     seconds: float = 0.0
 
 

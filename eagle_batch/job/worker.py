@@ -55,6 +55,7 @@ class Worker:
         self._flows: dict[str, Flow] = {}
         self._reported = EngineMetrics()
         self._units = 0
+        self._unit_tokens = 0
         self._failed: list[tuple[Lease, Failure]] = []
 
     def info(self) -> WorkerInfo:
@@ -137,11 +138,15 @@ class Worker:
             self._submit(flow)
         else:
             flow.work.complete(flow)
-            self._units += 1
+            self._count(flow)
 
     def _quarantine(self, flow: Flow, reason: Reason, message: str) -> None:
         flow.work.quarantine(flow, reason, message)
+        self._count(flow)
+
+    def _count(self, flow: Flow) -> None:
         self._units += 1
+        self._unit_tokens += sum(len(item.token_ids) for item in flow.completions)
 
     def _commit_finished(self) -> list[tuple[Lease, Commit]]:
         finished = [work for work in self._work if work.done]
@@ -164,9 +169,11 @@ class Worker:
             failed=tuple(self._failed),
             metrics=total - self._reported,
             units=self._units,
+            unit_tokens=self._unit_tokens,
             seconds=seconds,
         )
-        self._reported, self._units, self._failed = total, 0, []
+        self._reported, self._failed = total, []
+        self._units = self._unit_tokens = 0
         return report
 
 

@@ -24,8 +24,10 @@ def tally(rows: int = 0, errors: int = 0, units: int = 100) -> Tally:
     return Tally(tasks=10, done=rows // 10, failed=0, rows=rows, errors=errors, units=units)
 
 
-def report(tokens: int, units: int = 1, seconds: float = 1.0) -> PumpReport:
-    return PumpReport(metrics=EngineMetrics(completion_tokens=tokens), units=units, seconds=seconds)
+def report(tokens: int, units: int = 1, begun: int = 0) -> PumpReport:
+    """`begun` of the tokens are of rows that are not finished."""
+    metrics = EngineMetrics(completion_tokens=tokens)
+    return PumpReport(metrics=metrics, units=units, unit_tokens=tokens - begun, seconds=1.0)
 
 
 @pytest.fixture
@@ -54,13 +56,13 @@ def test_the_speed_shown_is_of_the_last_half_minute(clock: Clock) -> None:
 
 
 def test_the_time_left_goes_by_tokens(clock: Clock) -> None:
-    """20 of 100 rows took 10 tokens each; 80 rows are left at 50 tokens a second."""
+    """20 of 100 rows took 10 tokens each, and 40 tokens of the others are there; 760 are left."""
     meter = Meter("r", (0, 0), clock)
     meter.started(0, INFO)
     meter.pumped(0, report(0, units=0))
     clock.now = 4.0
-    meter.pumped(0, report(200, units=20))
-    assert meter.snapshot(tally()).eta_s == pytest.approx(80 * 10 / 50)
+    meter.pumped(0, report(240, units=20, begun=40))
+    assert meter.snapshot(tally()).eta_s == pytest.approx((80 * 10 - 40) / (240 / 4))
 
 
 def test_nothing_is_promised_before_anything_is_known(clock: Clock) -> None:

@@ -70,6 +70,7 @@ def test_a_pump_ends_after_its_time_and_the_next_goes_on(tmp_path: Path) -> None
         assert len(reports) < 50
     assert len(reports) > 2
     assert sum(report.units for report in reports) == 8
+    assert sum(report.unit_tokens for report in reports) == 8 * 5
     assert sum(report.metrics.completion_tokens for report in reports) == 8 * 5
 
 
