@@ -29,7 +29,10 @@ def make_target(seed: int = 0) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():  # a random model is nearly indifferent; a teacher has opinions
+        model.lm_head.weight.mul_(5)
+    return model
 
 
 @torch.inference_mode()
