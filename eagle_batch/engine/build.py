@@ -16,6 +16,7 @@ from eagle_batch.engine.request import EngineSpec
 from eagle_batch.errors import ConfigError
 from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.heads import Head
+from eagle_batch.models.linear import replace_linears
 from eagle_batch.models.target import Target, load_target
 
 _DTYPES = {
@@ -58,6 +59,7 @@ def load_parts(spec: EngineSpec) -> Parts:
     layers = target.shape.layers
     head = load_head(spec.head, dtype=dtype, device=device, target_layers=layers)
     head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
+    replace_linears(head)
     return Parts(target, tokenizer, head)
 
 

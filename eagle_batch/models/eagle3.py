@@ -62,8 +62,10 @@ class Eagle3Head(Head):
         """Return logits over the draft vocabulary."""
         if not self.config.norm_output:
             out_BNH = rms_norm(out_BNH, self.norm, self.config.rms_eps)
-        weight = self.lm_head_VH if self.lm_head is None else self.lm_head.weight
-        assert weight is not None, "bind() comes before logits()"
-        logits_BNW = F.linear(out_BNH, weight)
+        if self.lm_head is None:
+            assert self.lm_head_VH is not None, "bind() comes before logits()"
+            logits_BNW = F.linear(out_BNH, self.lm_head_VH)
+        else:
+            logits_BNW = self.lm_head(out_BNH)
         scale = self.config.logit_scale
         return logits_BNW if scale == 1.0 else logits_BNW * scale
