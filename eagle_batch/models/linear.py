@@ -33,7 +33,7 @@ class DecodingLinear(nn.Module):
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return `residual + self(x)`, in one kernel where the types allow."""
         if residual.dtype != x.dtype or self.bias is not None:
-            return residual + self(x)
+            return residual + self(x)  # type: ignore[no-any-return]
         if not self._blocked:
             return torch.addmm(residual, x, self._weight.t())
         return _blocked_sum(x, residual, self._weight)
