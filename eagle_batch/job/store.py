@@ -299,7 +299,13 @@ class ObjectStore(Store):
         if not isinstance(self._fs, AsyncFileSystem):
             return getattr(self._fs, method)(*args, **options)
         coroutine = getattr(self._fs, f"_{method}")
-        return sync(self._fs.loop, coroutine, *args, timeout=self.retry.deadline(size), **options)
+        deadline = self.retry.deadline(size)
+
+        async def bounded() -> Any:
+            # Cancelled, not only left behind: a put that was given up must not land later.
+            return await asyncio.wait_for(coroutine(*args, **options), deadline)
+
+        return sync(self._fs.loop, bounded)
 
 
 def open_store(
