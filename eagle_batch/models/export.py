@@ -46,6 +46,8 @@ def export_head(
     save_file(
         {n: t.detach().contiguous() for n, t in stored.items()}, partial / "model.safetensors"
     )
+    # safetensors makes files that only their owner reads; a cluster's workers read these too.
+    (partial / "model.safetensors").chmod(0o644)
     text = json.dumps(config | {"torch_dtype": str(dtype).removeprefix("torch.")}, indent=2)
     (partial / "config.json").write_text(text + "\n", "utf-8")
     _compare(head, load_head(str(partial), dtype=dtype, device="cpu"), str(folder))

@@ -196,6 +196,7 @@ def test_exported_ids_mean_the_same_to_every_reader(
     assert record["eagle_aux_hidden_state_layer_ids"] == list(AUX)
     nested = record["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     assert nested == [k - 1 for k in AUX]
+    assert (tmp_path / "head" / "model.safetensors").stat().st_mode & 0o777 == 0o644
     names = set(weights(tmp_path / "head"))
     assert {"midlayer.hidden_norm.weight", "d2t", "t2d", "fc.weight"} <= names
     assert "layers.0.hidden_norm.weight" in weights(tmp_path / "head-speculators")
