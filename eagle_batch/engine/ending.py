@@ -44,6 +44,8 @@ class EndRules:
             target_passes=row.target_passes,
             drafted=row.drafted,
             accepted=row.accepted,
+            logprobs=None if row.request.params.logprobs is None else tuple(row.logprobs),
+            top_logprobs=tuple(row.top_logprobs) if row.request.params.logprobs else None,
         )
 
     def _text(self, row: Row) -> str:

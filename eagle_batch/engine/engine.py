@@ -21,6 +21,8 @@ from eagle_batch.engine.clock import PhaseClock
 from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules
+from eagle_batch.engine.history import TokenHistory
+from eagle_batch.engine.logprobs import Logprobs, path_logprobs
 from eagle_batch.engine.prefill import Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request
 from eagle_batch.engine.sampling import choose
@@ -60,7 +62,10 @@ class Engine:
         self._ends = EndRules(target.eos_token_ids, context, decode)
         self._clock = PhaseClock(target.device)
         self._counters = Counters(slots, 0 if drafter is None else drafter.depth)
-        self._prefill = Prefill(target, drafter, self.cache, self._eos_ids, prefill_chunk)
+        self._history = TokenHistory(slots, target.shape.vocab, target.device)
+        self._prefill = Prefill(
+            target, drafter, self.cache, self._history, self._eos_ids, prefill_chunk
+        )
 
     @property
     def slots(self) -> int:
@@ -120,18 +125,22 @@ class Engine:
         requests = self._prefill.choose_group(self._waiting, self._slots.free)
         rows = [Row(request) for request in requests]
         first = self._slots.add(rows)
+        for slot, request in enumerate(requests, start=first):
+            self._history.set_row(slot, request)
         with self._clock.phase("prefill"):
-            tokens_B, finite_B = self._prefill.run(rows, first, self._slots.params)
+            begun = self._prefill.run(rows, first, self._slots.params)
             stop = first + len(rows)
-            self._slots.root_S[first:stop] = tokens_B
+            self._slots.root_S[first:stop] = begun.tokens_B
             self._slots.length_S[first:stop] = torch.tensor(
-                [row.length for row in rows], device=tokens_B.device
+                [row.length for row in rows], device=self.target.device
             )
             self._slots.index_S[first:stop] = 1
-            emitted = torch.stack((tokens_B, finite_B.long()), dim=1).tolist()
-        for row, (token, finite) in zip(rows, emitted, strict=True):
+            one_B = torch.ones_like(begun.tokens_B)
+            self._history.add(first, begun.tokens_B[:, None], one_B)
+            emitted = torch.stack((begun.tokens_B, begun.finite_B.long()), dim=1).tolist()
+        for place, (row, (token, finite)) in enumerate(zip(rows, emitted, strict=True)):
             row.target_passes = 1
-            self._append(row, [token], finite=bool(finite))
+            self._append(row, [token], begun.logprobs, place, finite=bool(finite))
 
     def _round(self) -> None:
         state = self._state()
@@ -141,14 +150,16 @@ class Engine:
             output = self._verify(state, tree)
             logits_BNV = self.target.logits(output.hidden_BNH)
             index_BN = state.index_B[:, None] + tree.depth_BN
-            chosen_BN = choose(logits_BNV, index_BN, state.params, self._eos_ids)
+            processed_BNV = self._history.adjust(logits_BNV, 0, tree, state.params)
+            chosen_BN = choose(processed_BNV, index_BN, state.params, self._eos_ids)
             verdict = walk(tree, chosen_BN)
             result = _round_result(verdict, logits_BNV, chosen_BN)
+            logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
         if self.drafter is not None:
             with self._clock.phase("draft"):
                 self._extend(self.drafter, state, output, verdict)
-        self._account(result.tolist(), tree.depth)
+        self._account(result.tolist(), tree.depth, logprobs)
 
     def _state(self) -> DraftState:
         slots = self._slots
@@ -185,6 +196,7 @@ class Engine:
         rows = slice(0, state.root_B.shape[0])
         gained_B = verdict.accepted_B + 1
         self._slots.root_S[rows] = verdict.tokens_BA.gather(1, verdict.accepted_B[:, None])[:, 0]
+        self._history.add(0, verdict.tokens_BA, gained_B)
         self._slots.length_S[rows] += gained_B
         self._slots.index_S[rows] += gained_B
 
@@ -197,22 +209,34 @@ class Engine:
         chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)
         drafter.extend(chain, features_BAF, verdict.tokens_BA)
 
-    def _account(self, result: list[list[int]], depth: int) -> None:
+    def _account(self, result: list[list[int]], depth: int, logprobs: Logprobs | None) -> None:
         accepted = []
-        for row, (count, finite, *tokens) in zip(self._slots.rows, result, strict=True):
+        rows = zip(self._slots.rows, result, strict=True)
+        for place, (row, (count, finite, *tokens)) in enumerate(rows):
             row.target_passes += 1
             row.drafted += depth
             row.accepted += count
             row.length += count + 1
             accepted.append(count)
-            self._append(row, tokens[: count + 1], finite=bool(finite))
+            self._append(row, tokens[: count + 1], logprobs, place, finite=bool(finite))
         self._counters.add_round(accepted, depth)
 
-    def _append(self, row: Row, tokens: Sequence[int], *, finite: bool) -> None:
+    def _append(
+        self,
+        row: Row,
+        tokens: Sequence[int],
+        logprobs: Logprobs | None,
+        place: int,
+        *,
+        finite: bool,
+    ) -> None:
         if not finite:
             row.finish_reason = "overflow"
             return
-        self._counters.completion_tokens += self._ends.append(row, tokens)
+        taken = self._ends.append(row, tokens)
+        self._counters.completion_tokens += taken
+        if logprobs is not None and row.request.params.logprobs is not None:
+            logprobs.extend(row, place, taken)
 
     def _release_finished(self) -> list[Completion]:
         done = [slot for slot, row in enumerate(self._slots.rows) if row.finish_reason is not None]
@@ -228,6 +252,7 @@ class Engine:
         if source is not None:
             length = self._slots.rows[slot].length
             self.cache.move_row(source, slot, length)
+            self._history.move_row(source, slot)
             if self.drafter is not None:
                 self.drafter.move_row(source, slot, length)
 

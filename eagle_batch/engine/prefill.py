@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter
+from eagle_batch.engine.history import TokenHistory
+from eagle_batch.engine.logprobs import Logprobs, place_logprobs
 from eagle_batch.engine.prefix import PrefixStore, SharedPrefix
 from eagle_batch.engine.request import Request
 from eagle_batch.engine.sampling import RowParams, choose
@@ -38,12 +40,14 @@ class Prefill:
         target: Target,
         drafter: Drafter | None,
         cache: KeyValueCache,
+        history: TokenHistory,
         eos_ids: Tensor,
         chunk: int,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._cache = cache
+        self._history = history
         self._eos_ids = eos_ids
         self._chunk = chunk
         self._prefixes = PrefixStore()
@@ -67,8 +71,8 @@ class Prefill:
             group.append(waiting.popleft())
         return group
 
-    def run(self, rows: Sequence[Row], first_slot: int, params: RowParams) -> tuple[Tensor, Tensor]:
-        """Prefill rows into consecutive slots; return first tokens and whether finite, `[B]`."""
+    def run(self, rows: Sequence[Row], first_slot: int, params: RowParams) -> Begun:
+        """Prefill rows into consecutive slots and choose their first tokens."""
         starts = [self._reuse_prefix(row, first_slot + i) for i, row in enumerate(rows)]
         group = _Group(
             prompts=[row.request.prompt_ids for row in rows],
@@ -77,13 +81,18 @@ class Prefill:
             params=params.narrow(first_slot, first_slot + len(rows)),
             tokens_B=torch.zeros(len(rows), dtype=torch.int64, device=self._target.device),
             finite_B=torch.ones(len(rows), dtype=torch.bool, device=self._target.device),
+            hidden_BH=self._target.embed_weight_VH.new_zeros(len(rows), self._target.shape.hidden),
         )
         for offset in range(0, group.longest, self._chunk):
             self._run_chunk(group, offset, min(self._chunk, group.longest - offset))
         for row in rows:
             row.length = len(row.request.prompt_ids)
         self._keep_prefix(rows[0], first_slot)
-        return group.tokens_B, group.finite_B
+        logprobs = None
+        if params.logprobs is not None:
+            logits_B1V = self._target.logits(group.hidden_BH[:, None])
+            logprobs = place_logprobs(logits_B1V, group.tokens_B[:, None], params.logprobs)
+        return Begun(group.tokens_B, group.finite_B, logprobs)
 
     def _run_chunk(self, group: _Group, offset: int, width: int) -> None:
         """Run places offset .. offset + width of every prompt; fill in the rows that end here."""
@@ -118,12 +127,15 @@ class Prefill:
     ) -> None:
         B, N, H = hidden_BNH.shape
         place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
-        logits_B1V = self._target.logits(hidden_BNH.gather(1, place))
+        hidden_B1H = hidden_BNH.gather(1, place)
+        logits_B1V = self._target.logits(hidden_B1H)
+        processed = self._history.adjust(logits_B1V, group.first_slot, None, group.params)
         first_B1 = torch.zeros_like(last_B)[:, None]
-        chosen_B1 = choose(logits_B1V, first_B1, group.params, self._eos_ids)
+        chosen_B1 = choose(processed, first_B1, group.params, self._eos_ids)
         best_B = logits_B1V.gather(-1, chosen_B1[..., None])[:, 0, 0]
         group.tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], group.tokens_B))
         group.finite_B.copy_(torch.where(ends_B, best_B.isfinite(), group.finite_B))
+        group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_B1H[:, 0], group.hidden_BH))
 
     def _reuse_prefix(self, row: Row, slot: int) -> int:
         """Copy the known start of a prompt into its slot; return how many tokens it covers."""
@@ -149,8 +161,19 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What a prefill yields for each of its rows."""
+
+    #: int64 [B]; the first generated token.
+    tokens_B: Tensor
+    #: bool [B]; whether the logits that it was chosen from were finite.
+    finite_B: Tensor
+    logprobs: Logprobs | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Group:
-    """Prompts that are prefilled together; the two tensors are filled in as the prompts end."""
+    """Prompts that are prefilled together; the tensors are filled in as the prompts end."""
 
     prompts: Sequence[Sequence[int]]
     #: Tokens of each prompt that a shared prefix already covers.
@@ -159,6 +182,8 @@ class _Group:
     params: RowParams
     tokens_B: Tensor
     finite_B: Tensor
+    #: Hidden state of each prompt's last token.
+    hidden_BH: Tensor
 
     @property
     def longest(self) -> int:

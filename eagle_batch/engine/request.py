@@ -35,11 +35,30 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     #: Go on after end-of-sequence tokens until `max_tokens`.
     ignore_eos: bool = False
+    #: Above 1 makes tokens of prompt and text less likely (logits divided or multiplied by it).
+    repetition_penalty: float = 1.0
+    #: Subtracted from the logit of every token that the text holds.
+    presence_penalty: float = 0.0
+    #: Subtracted from a token's logit once for each time that the text holds it.
+    frequency_penalty: float = 0.0
+    #: (token id, what is added to its logit); minus infinity bans a token.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: Report log-probabilities of the chosen tokens and of this many best ones; None reports none.
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         problems = [text for bad, text in self._rules() if bad]
         if problems:
             raise ValueError("; ".join(problems))
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a choice depends on the tokens before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
     def _rules(self) -> list[tuple[bool, str]]:
         return [
@@ -47,6 +66,22 @@ class SamplingParams:
             (self.top_k is not None and self.top_k < 1, f"top_k {self.top_k} is below 1"),
             (self.top_p is not None and not 0 < self.top_p <= 1, f"top_p {self.top_p} not in 0..1"),
             (self.min_p is not None and not 0 <= self.min_p < 1, f"min_p {self.min_p} not in 0..1"),
+            (
+                not 0 < self.repetition_penalty <= 10,
+                f"repetition_penalty {self.repetition_penalty} not in 0..10",
+            ),
+            (
+                not -2 <= self.presence_penalty <= 2,
+                f"presence_penalty {self.presence_penalty} not in -2..2",
+            ),
+            (
+                not -2 <= self.frequency_penalty <= 2,
+                f"frequency_penalty {self.frequency_penalty} not in -2..2",
+            ),
+            (
+                self.logprobs is not None and not 0 <= self.logprobs <= 20,
+                f"logprobs {self.logprobs} not in 0..20",
+            ),
             (self.max_tokens < 1, f"max_tokens {self.max_tokens} is below 1"),
             (self.min_tokens < 0, f"min_tokens {self.min_tokens} is below 0"),
             (
@@ -89,6 +124,10 @@ class Completion:
     drafted: int
     #: Drafted tokens that the target accepted.
     accepted: int
+    #: Log-probability of each token under the unprocessed distribution, where it was asked for.
+    logprobs: tuple[float, ...] | None = None
+    #: The best tokens at each place with their log-probabilities, where they were asked for.
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
     @property
     def acceptance_length(self) -> float:

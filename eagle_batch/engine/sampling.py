@@ -10,7 +10,7 @@ Shape legend: B rows, N places of a row, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class RowParams:
     min_p_B: Tensor
     min_tokens_B: Tensor
     noise_key_B: Tensor
+    repetition_B: Tensor
+    presence_B: Tensor
+    frequency_B: Tensor
+    #: bool; rows whose logits depend on their history or have a bias.
+    history_B: Tensor
     #: Whether any row samples, is greedy, filters, or has a least length; decided on the host
     #: when rows
     #: change.
@@ -44,11 +49,14 @@ class RowParams:
     nucleus: bool
     min_p: bool
     least_length: bool
+    history: bool
+    #: Most log-probabilities that any row asks for at a place; None if none does.
+    logprobs: int | None
 
     def narrow(self, start: int, stop: int) -> RowParams:
         """Return the parameters of a range of rows; the flags stay those of the whole."""
         rows = slice(start, stop)
-        tensors = ("temperature_B", "top_k_B", "top_p_B", "min_p_B", "min_tokens_B", "noise_key_B")
+        tensors = [field.name for field in fields(self) if field.name.endswith("_B")]
         return replace(self, **{name: getattr(self, name)[rows] for name in tensors})
 
 
@@ -71,12 +79,18 @@ def pack_params(
         min_p_B=floats([p.min_p or 0.0 for p in params]),
         min_tokens_B=ints([p.min_tokens for p in params]),
         noise_key_B=ints(keys),
+        repetition_B=floats([p.repetition_penalty for p in params]),
+        presence_B=floats([p.presence_penalty for p in params]),
+        frequency_B=floats([p.frequency_penalty for p in params]),
+        history_B=torch.tensor([p.penalised or bool(p.logit_bias) for p in params], device=device),
         sampled=bool(sampling),
         greedy=len(sampling) < len(params),
         top_k=max((p.top_k for p in sampling if p.top_k), default=0),
         nucleus=any(p.top_p is not None and p.top_p < 1 for p in sampling),
         min_p=any(p.min_p for p in sampling),
         least_length=any(p.min_tokens > 0 for p in params),
+        history=any(p.penalised or p.logit_bias for p in params),
+        logprobs=max((p.logprobs for p in params if p.logprobs is not None), default=None),
     )
 
 

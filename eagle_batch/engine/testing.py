@@ -135,12 +135,31 @@ def plain_decode(
         while not _ended(tokens, params, eos_ids):
             ids = torch.tensor([[*prompt, *tokens]])
             logits_V = model(input_ids=ids, use_cache=False).logits[0, -1].double()
+            logits_V = plain_penalties(logits_V, prompt, tokens, params)
             if len(tokens) < params.min_tokens:
                 logits_V[list(eos_ids)] = -math.inf
             tokens.append(plain_choice(logits_V, len(tokens), params, noise_key))
         return tokens
     finally:
         model.set_attn_implementation(ATTENTION)
+
+
+def plain_penalties(
+    logits_V: Tensor, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams
+) -> Tensor:
+    """Apply penalties and biases token by token, by their definitions."""
+    out = logits_V.clone()
+    for token in set(prompt) | set(tokens):
+        if out[token] > 0:
+            out[token] /= params.repetition_penalty
+        else:
+            out[token] *= params.repetition_penalty
+    for token in set(tokens):
+        out[token] -= params.presence_penalty
+        out[token] -= params.frequency_penalty * tokens.count(token)
+    for token, bias in params.logit_bias:
+        out[token] += bias
+    return out
 
 
 def plain_choice(logits_V: Tensor, index: int, params: SamplingParams, noise_key: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.engine import Engine
@@ -55,7 +56,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
     return done
 
 
-def mixed_requests(vocab: int, count: int = 10) -> list[Request]:
+def mixed_requests(vocab: int, count: int = 12) -> list[Request]:
     """Requests whose sampling differs from row to row, so that rows of one batch must not leak."""
     choices = [
         SamplingParams(max_tokens=24),
@@ -66,6 +67,15 @@ def mixed_requests(vocab: int, count: int = 10) -> list[Request]:
         SamplingParams(temperature=1.0, top_k=7, top_p=0.8, min_p=0.05, max_tokens=20),
         SamplingParams(max_tokens=1),
         SamplingParams(temperature=2.0, max_tokens=40, stop_token_ids=(5, 6)),
+        SamplingParams(repetition_penalty=1.3, max_tokens=24, logit_bias=((7, 1.5),)),
+        SamplingParams(
+            temperature=0.8,
+            top_p=0.9,
+            presence_penalty=0.7,
+            frequency_penalty=0.4,
+            max_tokens=24,
+            logit_bias=((9, float("-inf")), (4, -1.0)),
+        ),
     ]
     return [
         Request(str(i), prompt, choices[i % len(choices)], noise_key=7919 * i - 3)
@@ -126,6 +136,31 @@ def test_samples_of_one_prompt_differ_and_repeat_exactly() -> None:
     again = {k: c.token_ids for k, c in run(build(target, None, slots=2), requests).items()}
     assert first == again
     assert len(set(first.values())) == 6
+
+
+def test_logprobs_are_those_of_the_unprocessed_distribution() -> None:
+    target, model = tiny_target(), tiny_model()
+    model.set_attn_implementation("eager")
+    params = SamplingParams(temperature=1.1, max_tokens=15, ignore_eos=True, logprobs=3)
+    requests = [
+        Request("a", (3, 9, 4), params, noise_key=5),
+        Request("b", (8, 8), SamplingParams(max_tokens=15, logprobs=0, presence_penalty=1.0)),
+        Request("c", (5,), SamplingParams(max_tokens=5)),
+    ]
+    done = run(build(target, "tree", slots=3, prefill_chunk=2), requests)
+    for request in requests[:2]:
+        completion = done[request.id]
+        ids = torch.tensor([[*request.prompt_ids, *completion.token_ids]])
+        with torch.inference_mode():
+            log_p = model(input_ids=ids, use_cache=False).logits[0]
+        log_p = log_p.log_softmax(-1)[len(request.prompt_ids) - 1 : -1]
+        expected = log_p.gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0]
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert len(completion.logprobs or ()) == len(completion.token_ids)
+    best = done["a"].top_logprobs or ()
+    assert [len(place) for place in best] == [3] * 15
+    assert done["b"].top_logprobs is None
+    assert done["c"].logprobs is None
 
 
 def test_counters_add_up() -> None:
