@@ -101,6 +101,11 @@ def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline
 @pipeline_arguments
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard too and print its address.")
 @click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
+@click.option(
+    "--only-errors",
+    is_flag=True,
+    help="Replay the quarantined rows of a complete output into OUTPUT-replay.",
+)
 @click.pass_context
 def submit(
     ctx: click.Context,
@@ -110,6 +115,7 @@ def submit(
     output: str | None,
     dashboard: bool,
     plain: bool,
+    only_errors: bool,
 ) -> None:
     """Run a pipeline, or what is left of it.
 
@@ -121,6 +127,14 @@ def submit(
     from eagle_batch.report.progress import make_view
 
     loaded = _load(pipeline, overrides, output)
+    if only_errors:
+        from eagle_batch.job.replay import replay
+
+        quarantined = replay(loaded)
+        if quarantined is None:
+            click.echo(f"nothing to replay: {loaded.output.path} has no quarantined rows")
+            return
+        loaded = quarantined
     console = Console()
     view = make_view(console, plain=plain)
     try:
