@@ -1,4 +1,4 @@
-"""The `heads` commands: train an EAGLE head for a target."""
+"""The `heads` commands: train an EAGLE head for a target, check one against its target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE_EVERY = 20
 
 @click.group()
 def heads() -> None:
-    """Train EAGLE heads for targets that have none."""
+    """Train and check EAGLE heads."""
 
 
 @heads.command()
@@ -36,13 +36,38 @@ def train(*, config: Path, plain: bool) -> None:
     the file's `out`.
     """
     settings = load_training_config(config)
-    target = _target_folder(settings, config.parent)
+    target = _model_folder(settings.target, config.parent)
     result = _train(settings, config.parent, target, plain=plain)
     click.echo(f"head: {result.head}")
     click.echo(f"{result.steps} steps in {result.seconds / 60:.1f} minutes of training")
     click.echo(f"accepted by position, held out: {_shares(result.best.by_position)}")
-    if result.best.chain_length is not None:
-        click.echo(f"greedy texts: {result.best.chain_length:.2f} tokens a target pass")
+    _say_chain_length(result.best.chain_length)
+
+
+@heads.command()
+@click.argument("head")
+@click.argument("target")
+@click.option(
+    "--texts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Parquet file with prompt_token_ids and completion_token_ids of the target's own texts.",
+)
+@click.option("--rows", default=64, show_default=True, help="Most texts that are read.")
+def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
+    """Load HEAD strictly, compare it with TARGET and, with --texts, measure its acceptance.
+
+    A head that an engine reads wrongly still loads and runs; only poor acceptance shows it.
+    """
+    from eagle_batch.training.check import check_head
+
+    report = check_head(head, _model_folder(target, Path()), texts, rows=rows)
+    config = report.config
+    layers = ", ".join(map(str, config.aux_layers)) or "the last hidden state"
+    click.echo(f"{config.kind}: {report.parameters / 1e6:.1f} M parameters, fits {target}")
+    click.echo(f"features: {layers}; drafts {config.draft_vocab} of {config.vocab} tokens")
+    if report.acceptance is not None:
+        click.echo(f"accepted by position: {_shares(report.acceptance.by_position)}")
+        _say_chain_length(report.acceptance.chain_length)
 
 
 def load_training_config(path: Path) -> TrainingConfig:
@@ -58,13 +83,13 @@ def load_training_config(path: Path) -> TrainingConfig:
         raise ConfigError(explain_problems(error, TrainingConfig, raw, str(path))) from None
 
 
-def _target_folder(settings: TrainingConfig, base: Path) -> str:
+def _model_folder(name: str, base: Path) -> str:
     from eagle_batch import demo
     from eagle_batch.locations import is_demo, locate_model
 
-    if is_demo(settings.target):
-        return str(demo.resolve(settings.target.removeprefix(demo.PREFIX)))
-    return locate_model(settings.target, base)
+    if is_demo(name):
+        return str(demo.resolve(name.removeprefix(demo.PREFIX)))
+    return locate_model(name, base)
 
 
 def _train(settings: TrainingConfig, base: Path, target: str, *, plain: bool) -> TrainingResult:
@@ -121,6 +146,11 @@ def _describe(progress: Progress) -> str:
     length = progress.acceptance.chain_length
     chain = "" if length is None else f", {length:.2f} tokens a pass"
     return f"{text}, accepted {_shares(progress.acceptance.by_position)}{chain}"
+
+
+def _say_chain_length(length: float | None) -> None:
+    if length is not None:
+        click.echo(f"greedy texts: {length:.2f} tokens a target pass")
 
 
 def _shares(values: tuple[float, ...]) -> str:

@@ -27,7 +27,8 @@ class TrainingConfig(BaseModel):
     #: Folder of the target's hidden states, shared by runs; null puts it inside `out`.
     features: Path | None = None
     kind: Literal["eagle3", "eagle1"] = "eagle3"
-    #: `target` starts from parts of the target, `random` from nothing; else the folder of a head.
+    #: `target` starts from parts of the target, `random` from nothing; else a head to go on from:
+    #: a folder relative to this file, or a hub id.
     start: str = "target"
     #: Tokens that the head can propose, the most frequent ones of the data.
     draft_vocab: int = Field(8192, ge=2)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from eagle_batch.errors import DataError
 from eagle_batch.training.features import Chunk, groups_of_similar_length
 from eagle_batch.training.samples import Sample, is_held_out
 
@@ -50,11 +49,6 @@ class Dataset:
         held = [is_held_out(self.sample(i), held_out) for i in range(len(self._rows))]
         self.training = [i for i, out in enumerate(held) if not out]
         self.validation = [i for i, out in enumerate(held) if out]
-        if not self.training or not self.validation:
-            raise DataError(
-                f"data: {len(self.training)} rows to train on and {len(self.validation)} held out; "
-                "both are needed: add rows, or change held_out"
-            )
 
     def sample(self, index: int) -> Sample:
         """Return the tokens of one row."""

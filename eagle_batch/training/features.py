@@ -98,7 +98,8 @@ class FeatureStore:
 
         path = self._path(source)
         if not path.exists():
-            self._write(path, self._compute(read_samples(source, self.max_length), batch_tokens))
+            samples = read_samples(source, self.max_length)
+            self._write(path, compute_chunk(self.model, samples, self.aux_layers, batch_tokens))
         return Chunk(**load_file(path))
 
     def _path(self, source: Path) -> Path:
@@ -122,33 +123,37 @@ class FeatureStore:
         save_file({name: getattr(chunk, name) for name in Chunk.__slots__}, partial)
         partial.replace(path)
 
-    def _compute(self, samples: Sequence[Sample], batch_tokens: int) -> Chunk:
-        """Run the target over rows of similar length together, and put them back in order."""
-        lengths = [len(s.tokens) for s in samples]
-        starts = torch.tensor([0, *lengths]).cumsum(0)
-        total, width = int(starts[-1]), int(self.model.config.hidden_size)
-        chunk = Chunk(
-            tokens_T=torch.tensor([t for s in samples for t in s.tokens], dtype=torch.int32),
-            aux_TF=torch.empty(total, width * max(1, len(self.aux_layers)), dtype=torch.bfloat16),
-            last_TH=torch.empty(total, width, dtype=torch.bfloat16),
-            top_T=torch.empty(total, dtype=torch.int32),
-            starts=starts,
-            prompt_lengths=torch.tensor([s.prompt_length for s in samples]),
-        )
-        for group in groups_of_similar_length(lengths, batch_tokens):
-            self._fill(chunk, group)
-        return chunk
 
-    def _fill(self, chunk: Chunk, group: Sequence[int]) -> None:
-        spans = [slice(int(chunk.starts[i]), int(chunk.starts[i + 1])) for i in group]
-        rows = [chunk.tokens_T[span].long() for span in spans]
-        tokens_BN = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        found = collect_features(self.model, tokens_BN, [len(r) for r in rows], self.aux_layers)
-        for row, span in enumerate(spans):
-            length = span.stop - span.start
-            chunk.aux_TF[span] = found.aux_BNF[row, :length]
-            chunk.last_TH[span] = found.last_BNH[row, :length]
-            chunk.top_T[span] = found.top_BN[row, :length]
+def compute_chunk(
+    model: Any, samples: Sequence[Sample], aux_layers: Sequence[int], batch_tokens: int = 4096
+) -> Chunk:
+    """Run the target over rows of similar length together, and put them back in order."""
+    lengths = [len(s.tokens) for s in samples]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    total, width = int(starts[-1]), int(model.config.hidden_size)
+    chunk = Chunk(
+        tokens_T=torch.tensor([t for s in samples for t in s.tokens], dtype=torch.int32),
+        aux_TF=torch.empty(total, width * max(1, len(aux_layers)), dtype=torch.bfloat16),
+        last_TH=torch.empty(total, width, dtype=torch.bfloat16),
+        top_T=torch.empty(total, dtype=torch.int32),
+        starts=starts,
+        prompt_lengths=torch.tensor([s.prompt_length for s in samples]),
+    )
+    for group in groups_of_similar_length(lengths, batch_tokens):
+        _fill(chunk, model, group, aux_layers)
+    return chunk
+
+
+def _fill(chunk: Chunk, model: Any, group: Sequence[int], aux_layers: Sequence[int]) -> None:
+    spans = [slice(int(chunk.starts[i]), int(chunk.starts[i + 1])) for i in group]
+    rows = [chunk.tokens_T[span].long() for span in spans]
+    tokens_BN = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    found = collect_features(model, tokens_BN, [len(r) for r in rows], aux_layers)
+    for row, span in enumerate(spans):
+        length = span.stop - span.start
+        chunk.aux_TF[span] = found.aux_BNF[row, :length]
+        chunk.last_TH[span] = found.last_BNH[row, :length]
+        chunk.top_T[span] = found.top_BN[row, :length]
 
 
 def groups_of_similar_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

@@ -29,11 +29,13 @@ def train_head(
     `target` is the folder of the target, or its hub id; paths of the data are relative to `base`.
     Raises ConfigError, DataError, HeadError or ModelError.
     """
+    if (base / config.start).is_dir():
+        config = config.model_copy(update={"start": str(base / config.start)})
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     files = find_files(config.data, base)
     # The target's states are only teachers: bfloat16 is enough for them and takes half the time.
-    model = _load_target(target, torch.bfloat16)
+    model = load_target(target, torch.bfloat16)
     store = FeatureStore(
         config.features or config.out / "features",
         model,
@@ -48,7 +50,8 @@ def train_head(
     return Trainer(config, model.float(), chunks, config.target).run(on_step)
 
 
-def _load_target(target: str, dtype: torch.dtype) -> Any:
+def load_target(target: str, dtype: torch.dtype) -> Any:
+    """Load a causal LM from a folder or the hub, safetensors only; ModelError where that fails."""
     from transformers import AutoModelForCausalLM
 
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_batch.errors import DataError
 from eagle_batch.models.checkpoints import assemble, load_head
 from eagle_batch.models.export import export_head
 from eagle_batch.models.heads import Head
@@ -69,6 +70,7 @@ class Trainer:
         self.config = config
         self.name = name
         plain = Dataset(chunks, config.held_out)
+        _require_both_sides(plain)
         self.head = self._start(target, plain)
         scaled = (
             isinstance(getattr(self.head, "fc", None), torch.nn.Linear) and config.kind == "eagle3"
@@ -271,6 +273,14 @@ class Trainer:
 
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _require_both_sides(data: Dataset) -> None:
+    if not data.training or not data.validation:
+        raise DataError(
+            f"data: {len(data.training)} rows to train on and {len(data.validation)} held out; "
+            "both are needed: add rows, or change held_out"
+        )
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:

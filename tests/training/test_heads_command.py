@@ -43,6 +43,24 @@ def test_a_file_of_texts_becomes_a_head(target: Any, data_file: Path, tmp_path: 
     assert head.config.aux_layers == AUX
 
 
+def test_a_head_is_checked_against_its_target_and_its_texts(
+    target: Any, data_file: Path, tmp_path: Path
+) -> None:
+    target.save_pretrained(tmp_path / "model")
+    config = write_config(tmp_path, data=[str(data_file)])
+    runner = CliRunner()
+    assert runner.invoke(main, ["heads", "train", str(config)]).exit_code == 0
+    head, model = str(tmp_path / "run" / "head"), str(tmp_path / "model")
+    result = runner.invoke(main, ["heads", "check", head, model, "--texts", str(data_file)])
+    assert result.exit_code == 0, result.output
+    assert "drafts 48 of 64 tokens" in result.output
+    assert "accepted by position" in result.output
+    (tmp_path / "run" / "head" / "model.safetensors").write_bytes(b"short")
+    result = runner.invoke(main, ["heads", "check", head, model])
+    assert result.exit_code == 2
+    assert "model.safetensors" in result.output
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -222,8 +222,13 @@ def test_an_epoch_draws_every_training_row_once_and_is_reproducible(chunk: Chunk
     assert batches == Dataset([chunk], 0.2).epoch(7, 1, 128)
     assert batches != data.epoch(7, 2, 128)
     assert not set(data.training) & set(data.validation)
-    with pytest.raises(DataError, match="held out"):
-        Dataset([chunk], 1e-9)
+
+
+def test_a_run_needs_rows_to_train_on_and_rows_to_validate_on(
+    target: Any, chunk: Chunk, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="0 held out"):
+        Trainer(settings(tmp_path, held_out=1e-9), target, [chunk])
 
 
 def test_completion_positions_are_those_whose_next_token_is_in_the_completion(
