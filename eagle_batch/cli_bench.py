@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "drafts",
     multiple=True,
     metavar="SHAPE",
-    help="chain:DEPTH or dynamic:DEPTH,WIDTH,NODES; the pipeline's own by default.",
+    help="chain:DEPTH, static or dynamic:DEPTH,WIDTH,NODES; the pipeline's by default.",
 )
 @click.option("--max-tokens", default=128, show_default=True, help="New tokens for each prompt.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; else top_p 0.95.")
@@ -135,7 +135,8 @@ def _shapes(drafts: tuple[str, ...], spec: EngineSpec) -> list[DraftShape]:
     if spec.head is None:
         return []
     if not drafts:
-        own = DraftShape(spec.tree, spec.depth, spec.width, spec.nodes)
+        sizes = () if spec.tree == "static" else (spec.depth, spec.width, spec.nodes)
+        own = DraftShape(spec.tree, *sizes)
         return [DraftShape.parse(f"chain:{spec.depth}"), own]
     try:
         return [DraftShape.parse(draft) for draft in drafts]

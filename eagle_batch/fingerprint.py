@@ -44,11 +44,13 @@ def resolved(pipeline: BaseModel) -> dict[str, Any]:
 def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity]) -> str:
     """Return the SHA-256 of all that can change results: settings, and the identity of the inputs.
 
-    Speculation, engine, workers, limits, compression and where things lie are left out.
+    Speculation, engine, workers, limits, compression and where things lie are left out. So are
+    values that equal their default: a release may add a field without orphaning running jobs.
     """
+    settings = pipeline.model_dump(mode="json", exclude_defaults=True)
     material = {
         "inputs": [asdict(item) for item in inputs],
-        "pipeline": _without_free_keys(resolved(pipeline)),
+        "pipeline": _without_free_keys(settings),
     }
     text = json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

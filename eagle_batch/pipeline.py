@@ -129,6 +129,14 @@ class Target(_Model):
     )
 
 
+RankPath = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)]
+
+
+def _is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
+    known = {(), *paths}
+    return bool(paths) and all(path[:-1] in known for path in paths)
+
+
 class Speculation(_Model):
     """How tokens are drafted; it changes the speed, never the text."""
 
@@ -150,6 +158,11 @@ class Speculation(_Model):
         le=1024,
         description="Drafted nodes for each row and round, the root excluded.",
     )
+    paths: Annotated[tuple[RankPath, ...], Field(strict=False)] | None = Field(
+        default=None,
+        description="Paths of a static tree by child ranks, such as [0], [1], [0, 0]; null takes "
+        "the 25 nodes of EAGLE-1.",
+    )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
         eagle = self.method == "eagle"
@@ -169,7 +182,18 @@ class Speculation(_Model):
                 ),
             ),
             (
-                eagle and self.tree != "chain" and self.nodes < self.depth,
+                self.paths is not None and self.tree != "static",
+                (("paths", "tree"), f"found paths and tree {self.tree!r}; set tree: static"),
+            ),
+            (
+                self.paths is not None and not _is_tree(self.paths),
+                (
+                    ("paths",),
+                    "expected paths of ranks such as [0], [0, 0], each with its beginning listed",
+                ),
+            ),
+            (
+                eagle and self.tree == "dynamic" and self.nodes < self.depth,
                 (
                     ("nodes", "depth"),
                     f"found {self.nodes} and {self.depth}; expected at least one node a level",
@@ -218,6 +242,18 @@ class Sampling(_Model):
     )
     ignore_eos: bool = Field(
         default=False, description="Go on after the end of sequence, until max_tokens."
+    )
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, le=10, description="Above 1, tokens of prompt and text get less likely."
+    )
+    presence_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted for every token that the text holds."
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted each time that the text holds a token."
+    )
+    logit_bias: dict[int, float] = Field(
+        default_factory=dict, description="Added to the logits of tokens, by token id."
     )
 
     def _rules(self) -> list[tuple[bool, Rule]]:

@@ -28,13 +28,18 @@ class DraftShape:
         """Short name for tables, as `parse` reads it."""
         if self.tree == "none":
             return "plain"
+        if self.tree == "static":
+            return "static"
         if self.tree == "chain":
             return f"chain:{self.depth}"
         return f"{self.tree}:{self.depth},{self.width},{self.nodes}"
 
     @classmethod
     def parse(cls, text: str) -> DraftShape:
-        """Read `plain`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`; raises ValueError."""
+        """Read `plain`, `static`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`.
+
+        Raises ValueError on anything else.
+        """
         tree, _, sizes = text.partition(":")
         numbers = [int(size) for size in sizes.split(",") if size]
         if tree == "plain" and not numbers:
@@ -43,13 +48,20 @@ class DraftShape:
             return cls("chain", numbers[0], 1, numbers[0])
         if tree == "dynamic" and len(numbers) == 3 and min(numbers) > 0:
             return cls("dynamic", *numbers)
-        raise ValueError(f"{text!r} is none of plain, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES")
+        if tree == "static" and not numbers:
+            return cls("static")
+        raise ValueError(
+            f"{text!r} is none of plain, static, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES"
+        )
 
     def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
         """Return a spec with this shape and so many slots."""
         if self.tree == "none":
             return replace(spec, head=None, slots=slots)
-        spec = replace(spec, tree=self.tree, slots=slots, depth=self.depth)
+        spec = replace(spec, tree=self.tree, slots=slots)
+        if self.tree == "static":
+            return spec
+        spec = replace(spec, depth=self.depth)
         return replace(spec, width=self.width, nodes=self.nodes)
 
 

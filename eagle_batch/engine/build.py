@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from eagle_batch.engine.drafters.base import Drafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import EngineSpec
@@ -105,6 +106,10 @@ def _context(wanted: int | None, limit: int) -> int:
 
 
 def _build_drafter(spec: EngineSpec, head: Head, context: int) -> Drafter:
+    if spec.tree == "static":
+        return StaticEagleDrafter(
+            head, spec.paths or DEFAULT_PATHS, slots=spec.slots, capacity=context + 2
+        )
     width, nodes = (1, spec.depth) if spec.tree == "chain" else (spec.width, spec.nodes)
     return EagleDrafter(
         head,

@@ -154,6 +154,8 @@ class EngineSpec:
     width: int = 4
     #: Drafted nodes for each row and round, the root excluded.
     nodes: int = 12
+    #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.
+    paths: tuple[tuple[int, ...], ...] = ()
     #: Rows decoded together.
     slots: int = 16
     #: Most tokens of prompt and completion in one slot; None takes the target's limit, at most

@@ -87,7 +87,14 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         prefill_chunk=pipeline.engine.prefill_chunk,
         threads=threads,
     )
-    return replace(options, tree=tree.tree, depth=tree.depth, width=tree.width, nodes=tree.nodes)
+    return replace(
+        options,
+        tree=tree.tree,
+        depth=tree.depth,
+        width=tree.width,
+        nodes=tree.nodes,
+        paths=tree.paths or (),
+    )
 
 
 def build_real_engine(spec: EngineSpec) -> EngineLike:

@@ -178,4 +178,6 @@ class Worker:
 
 
 def _params(sampling: Sampling) -> SamplingParams:
-    return SamplingParams(**sampling.model_dump())
+    values = sampling.model_dump()
+    values["logit_bias"] = tuple(sampling.logit_bias.items())
+    return SamplingParams(**values)

@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.static import StaticEagleDrafter, check_paths
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Completion, Request, SamplingParams
 from eagle_batch.engine.testing import FAMILIES, plain_decode, tiny_head, tiny_model, tiny_target
+from eagle_batch.models.heads import Head
 from eagle_batch.models.target import Target
 
 CONTEXT = 160
-SHAPES = {
+SHAPES: dict[str, dict[str, int]] = {
     "chain": {"depth": 3, "width": 1, "nodes": 3},
     "tree": {"depth": 3, "width": 4, "nodes": 10},
     "deep": {"depth": 6, "width": 2, "nodes": 9},
+    "static": {},
 }
 
 
@@ -34,14 +37,20 @@ def decode_ids(token_ids: Sequence[int]) -> str:
     return "".join(chr(97 + token) for token in token_ids)
 
 
+def build_drafter(head: Head, shape: str, slots: int) -> EagleDrafter:
+    if shape == "static":
+        return StaticEagleDrafter(head, slots=slots, capacity=CONTEXT + 2)
+    sizes = SHAPES[shape]
+    return EagleDrafter(head, slots=slots, capacity=CONTEXT + sizes["depth"] + 2, **sizes)
+
+
 def build(
     target: Target, shape: str | None, slots: int, *, kind: str = "eagle3", **options: Any
 ) -> Engine:
     drafter = None
     if shape is not None:
         head = tiny_head(target, kind, draft_vocab=target.shape.vocab - 5)
-        sizes = SHAPES[shape]
-        drafter = EagleDrafter(head, slots=slots, capacity=CONTEXT + sizes["depth"] + 2, **sizes)
+        drafter = build_drafter(head, shape, slots)
     return Engine(target, drafter, None, decode_ids, slots=slots, context=CONTEXT, **options)
 
 
@@ -176,3 +185,25 @@ def test_counters_add_up() -> None:
     assert sum(metrics.accepted_at) == sum(c.accepted for c in done.values())
     assert metrics.round_tokens == metrics.row_passes + sum(metrics.accepted_at)
     assert list(metrics.accepted_at) == sorted(metrics.accepted_at, reverse=True)
+
+
+def test_a_static_tree_of_one_path_drafts_what_a_chain_does() -> None:
+    target = tiny_target()
+    requests = mixed_requests(target.shape.vocab)
+    head = tiny_head(target, draft_vocab=19)
+    chain = EagleDrafter(head, slots=4, capacity=CONTEXT + 5, depth=3, width=1, nodes=3)
+    paths = [(0,), (0, 0), (0, 0, 0)]
+    static = StaticEagleDrafter(head, paths, slots=4, capacity=CONTEXT + 2)
+    counts = []
+    for drafter in (chain, static):
+        engine = Engine(target, drafter, None, decode_ids, slots=4, context=CONTEXT)
+        run(engine, requests)
+        counts.append(engine.metrics().accepted_at)
+    assert counts[0] == counts[1]
+
+
+def test_paths_that_are_no_tree_are_refused() -> None:
+    assert check_paths([(0, 1), (0,)]) == ((0,), (0, 1))
+    for wrong in ([], [(0, 0)], [(0,), (1, 0)], [(-1,)], [()]):
+        with pytest.raises(ValueError, match="expected paths of ranks"):
+            check_paths(wrong)
