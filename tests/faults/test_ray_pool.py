@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -145,6 +146,27 @@ def test_a_worker_that_hangs_is_killed_and_replaced(
     assert [e["id"] for e in read_errors(tmp_path / "out")] == ["row3"]
     assert any("no answer within limits.stall_seconds (4 s)" in line for line in watch.lines)
     wait_until_dead(list(pids.values()))
+
+
+def test_an_actor_that_is_stopped_and_wakes_again_leaves_one_copy_of_every_row(
+    tmp_path: Path, ray_resources: Resources
+) -> None:
+    """SIGSTOP looks like a host that is cut off; SIGCONT like the network coming back."""
+    stopped: list[int] = []
+
+    def spy(pool: SpiedPool, event: Any) -> None:
+        if isinstance(event, Pumped) and event.report.units and not stopped:
+            stopped.append(pool.pids[event.worker])
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    watch = Watch()
+    job = load_job(write_job(tmp_path, TOPICS))
+    run(job, ray_resources, watch=watch, spy=spy, stall_s=4.0, build=build_slow)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped[0], signal.SIGCONT)
+    wait_until_dead(stopped)
+    assert any("no answer within limits.stall_seconds (4 s)" in line for line in watch.lines)
+    assert_whole(tmp_path / "out", TOPICS)
 
 
 def wait_until_dead(pids: list[int]) -> None:
