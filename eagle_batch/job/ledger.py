@@ -60,7 +60,7 @@ class Identity:
     samples: int
     #: Unix time of the job's first start, which a resumed job keeps.
     started: float = 0.0
-    #: Files, row groups and ranges behind the tasks, for the record; written, not read back.
+    #: Files, row groups and ranges behind the tasks, for the record and for `verify`.
     plan: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -351,6 +351,7 @@ def read_identity(store: Store) -> Identity:
             tasks=tuple(Task(**item) for item in planned["tasks"]),
             samples=planned["samples"],
             started=stored["started"],
+            plan=planned["plan"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{store.name}: {PIPELINE} or {PLAN} is damaged: {error}") from error

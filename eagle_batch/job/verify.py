@@ -1,18 +1,18 @@
-"""Whether an output is whole, proved from the output alone: rows in = rows out + quarantined.
+"""Whether an output is whole: rows in = rows out + quarantined, by number and by id.
 
 Every object is read and compared with its footer, its record and the plan; every finding is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from eagle_batch.errors import LedgerError
-from eagle_batch.job.ledger import Identity, latest, read_identity, read_records
+from eagle_batch.errors import DataError, LedgerError
+from eagle_batch.job.ledger import Identity, latest, read_identity, read_records, some
 from eagle_batch.job.objects import (
     DATA,
     ERRORS,
@@ -23,6 +23,7 @@ from eagle_batch.job.objects import (
     errors_key,
     sha256,
 )
+from eagle_batch.job.row_ids import InputIds, Row, SeenRows, input_ids
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Task
 
@@ -31,7 +32,8 @@ from eagle_batch.job.tasks import Commit, Task
 class Finding:
     """One thing that is wrong with an output."""
 
-    #: missing, damaged, foreign, mismatch, duplicate, forged_record, record_missing or unfinished.
+    #: missing, damaged, foreign, mismatch, duplicate, lost, invented, forged_record,
+    #: record_missing or unfinished.
     kind: str
     #: The object, and the line of a record.
     where: str
@@ -52,6 +54,8 @@ class VerifyReport:
     objects: int
     tokens: int
     findings: tuple[Finding, ...]
+    #: Why the ids could not be compared with those of the input; empty where they were.
+    not_compared: str = ""
 
     @property
     def ok(self) -> bool:
@@ -65,16 +69,23 @@ def verify(output: str | Store) -> VerifyReport:
     Raises LedgerError when it is not the output of a job, StoreError when it cannot be read.
     """
     store = open_store(output) if isinstance(output, str) else output
-    return _Verifier(store, read_identity(store)).run()
+    identity = read_identity(store)
+    try:
+        return _Verifier(store, identity, input_ids(identity)).run()
+    except DataError as error:
+        # Gone, changed, or out of reach from here; maybe only now.
+        report = _Verifier(store, identity).run()
+        return replace(report, not_compared=str(error))
 
 
 @dataclass(slots=True)
 class _Verifier:
     store: Store
     identity: Identity
+    #: None where the input cannot be read: then rows are compared with each other alone.
+    input: InputIds | None = None
     findings: list[Finding] = field(default_factory=list)
-    #: (id, sample) of every row seen, and where.
-    seen: dict[tuple[str, int], str] = field(default_factory=dict)
+    seen: SeenRows = field(default_factory=SeenRows)
     rows: int = 0
     errors: int = 0
     tokens: int = 0
@@ -88,6 +99,8 @@ class _Verifier:
         for task in tasks:  # grows by the parts of closed tasks while we go
             tasks += self._task(task, listed, records.get(task.key))
         self._strangers(tasks, listed, records)
+        for key, (name, sample), first in self.seen.duplicates(self._rows_again):
+            self._find("duplicate", key, f"id {name!r}, sample {sample} is also in {first}")
         return VerifyReport(
             output=self.store.name,
             rows_in=self.identity.units,
@@ -123,7 +136,7 @@ class _Verifier:
             return ()
         self._compare(task, data, errors)
         self._compare_record(task, data, errors, record)
-        self._take_rows(data, errors)
+        self._take_rows(task, data, errors)
         return data.footer.parts
 
     def _read(self, key: str) -> _Object | None:
@@ -200,27 +213,37 @@ class _Verifier:
         if wrong:
             self._find("forged_record", f"record of {task.key}", "; ".join(wrong))
 
-    def _take_rows(self, data: _Object, errors: _Object) -> None:
+    def _take_rows(self, task: Task, data: _Object, errors: _Object) -> None:
         self.rows += data.table.num_rows
         self.errors += errors.table.num_rows
         self.tokens += data.footer.tokens
-        for item in (data, errors):
-            self._take_ids(item)
-
-    def _take_ids(self, item: _Object) -> None:
-        if not {"id", "sample"} <= set(item.table.schema.names):
-            self._find("mismatch", item.key, "has no columns id and sample")
+        if not all({"id", "sample"} <= set(item.table.schema.names) for item in (data, errors)):
+            self._find("mismatch", data.key, "it or its errors object has no id and sample")
             return
-        ids = item.table.column("id").to_pylist()
-        samples = item.table.column("sample").to_pylist()
-        for pair in zip(ids, samples, strict=True):
-            first = self.seen.setdefault(pair, item.key)
-            if first != item.key:
-                text = f"id {pair[0]!r}, sample {pair[1]} is also in {first}"
-                self._find("duplicate", item.key, text)
-        repeated = len(ids) - len(set(zip(ids, samples, strict=True)))
-        if repeated:
-            self._find("duplicate", item.key, f"{repeated} rows are in it more than once")
+        for item in (data, errors):
+            repeated = item.table.num_rows - len(set(item.rows()))
+            if repeated:
+                self._find("duplicate", item.key, f"{repeated} rows are in it more than once")
+            if self.input is None:
+                self.seen.add(item.key, item.rows())
+        if self.input is not None and not data.footer.parts:
+            self._compare_ids(self.input.rows(task), data, errors)
+
+    def _compare_ids(self, wanted: set[Row], data: _Object, errors: _Object) -> None:
+        made, bad = set(data.rows()), set(errors.rows())
+        for kind, where, rows, text in (
+            ("lost", data.key, wanted - made - bad, "neither here nor in errors/"),
+            ("invented", data.key, made - wanted, "not among the shard's input rows"),
+            ("invented", errors.key, bad - wanted, "not among the shard's input rows"),
+            ("duplicate", data.key, made & bad, "both here and in errors/"),
+        ):
+            if rows:
+                names = some([f"id {name!r}, sample {sample}" for name, sample in sorted(rows)])
+                self._find(kind, where, f"{names}: {text}")
+
+    def _rows_again(self, key: str) -> Iterator[Row]:
+        item = _Object(key, *decode(key, self.store.get(key) or b""), 0, "")
+        return item.rows()
 
     def _strangers(
         self, tasks: Iterable[Task], listed: Iterable[str], records: dict[str, Commit]
@@ -240,6 +263,11 @@ class _Object:
     footer: Footer
     size: int
     sha256: str
+
+    def rows(self) -> Iterator[Row]:
+        """Return id and sample of each row."""
+        columns = (self.table.column(name).to_pylist() for name in ("id", "sample"))
+        return zip(*columns, strict=True)
 
 
 def _covers(task: Task, parts: tuple[Task, ...]) -> bool:

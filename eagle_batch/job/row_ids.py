@@ -1,0 +1,98 @@
+"""Which rows an output must hold, and which it holds twice; for `verify`, in bounded memory.
+
+Where the input can still be read, the ids of each task are compared with it: no more than one group
+of the input is held. Where it cannot, eight bytes a row tell whether any row is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_batch.data.files import find_files
+from eagle_batch.data.plan import Plan, ShardSpec, as_text
+from eagle_batch.data.sources import read_rows
+from eagle_batch.errors import DataError
+from eagle_batch.job.ledger import Identity
+from eagle_batch.job.tasks import Task
+
+#: A row of the output: its id and its sample.
+Row = tuple[str, int]
+
+
+class InputIds:
+    """The ids of the input's rows, read from where they came."""
+
+    def __init__(self, plan: Plan, column: str | None, samples: int) -> None:
+        self._plan = plan
+        self._column = column
+        self._samples = samples
+        self._held: tuple[int, int] | None = None
+        self._group: list[str] = []
+
+    def rows(self, task: Task) -> set[Row]:
+        """Return every row that a task must account for; raises DataError."""
+        shard = self._plan.shards[task.shard]
+        ids = self._ids(shard)[task.start : task.stop]
+        return {(name, sample) for name in ids for sample in range(self._samples)}
+
+    def _ids(self, shard: ShardSpec) -> list[str]:
+        file = self._plan.files[shard.file]
+        if self._column is None:
+            return [f"{file.name}:{shard.first_row + row}" for row in range(shard.rows)]
+        place = (shard.file, shard.row_group)
+        if self._held != place:
+            table = read_rows(file, shard.row_group, self._plan.schema, [self._column])
+            self._group = as_text(table.column(0)).to_pylist()
+            self._held = place
+        return self._group[shard.start : shard.stop]
+
+
+def input_ids(identity: Identity) -> InputIds:
+    """Return the ids of a job's input.
+
+    Raises DataError, saying why, where the input is gone, changed or cannot be reached.
+    """
+    try:
+        plan = Plan.from_json(json.dumps(identity.plan))
+        column = identity.resolved["input"]["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError("_job/plan.json does not say where the rows came from") from error
+    for file in plan.files:
+        [found] = find_files([file.path], file.format)
+        if (found.size, found.tag) != (file.size, file.tag):
+            raise DataError(f"{file.path}: changed since the job was planned")
+    return InputIds(plan, column, identity.samples)
+
+
+class SeenRows:
+    """Rows that were seen, as a number each."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, npt.NDArray[np.int64]] = {}
+
+    def add(self, key: str, rows: Iterable[Row]) -> None:
+        """Note the rows of an object."""
+        numbers = np.fromiter((hash(row) for row in rows), np.int64)
+        self._numbers[key] = np.unique(numbers)
+
+    def duplicates(self, read: Callable[[str], Iterable[Row]]) -> Iterator[tuple[str, Row, str]]:
+        """Yield (object, row, object before) of every row that is in two objects.
+
+        Numbers alone may agree by chance, so the objects they point to are read again.
+        """
+        if not self._numbers:
+            return
+        numbers, counts = np.unique(np.concatenate([*self._numbers.values()]), return_counts=True)
+        twice = numbers[counts > 1]
+        first: dict[Row, str] = {}
+        for key, own in self._numbers.items():
+            if not np.isin(own, twice).any():
+                continue
+            wanted = set(np.intersect1d(own, twice).tolist())
+            for row in dict.fromkeys(read(key)):
+                if hash(row) in wanted and first.setdefault(row, key) != key:
+                    yield key, row, first[row]
