@@ -244,6 +244,8 @@ class _Run:
 
     def _pumped(self, event: Pumped) -> None:
         self._meter.pumped(event.worker, event.report)
+        for notice in event.report.notices:
+            self._watcher.say(f"worker {event.worker}: {notice}")
         for lease, commit in event.report.committed:
             self._record(commit)
             self._feed(_committed(event.worker, lease, commit))

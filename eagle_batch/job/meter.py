@@ -51,6 +51,9 @@ class _WorkerTotals:
     units: int = 0
     unit_tokens: int = 0
     pump_s: float = 0.0
+    slots: int = 0
+    #: What the worker told the user, such as that it ran out of memory.
+    notices: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class Meter:
         totals.units += report.units
         totals.unit_tokens += report.unit_tokens
         totals.pump_s += report.seconds
+        totals.slots = report.slots
+        totals.notices += report.notices
         self._sample()
 
     def _sample(self) -> None:
@@ -205,5 +210,7 @@ def _worker_document(number: int, totals: _WorkerTotals) -> dict[str, Any]:
         "rows": totals.units,
         "tokens": tokens,
         "pump_seconds": totals.pump_s,
+        "slots": totals.slots,
+        "notices": list(totals.notices),
         "tokens_per_s": tokens / totals.pump_s if totals.pump_s else 0.0,
     }

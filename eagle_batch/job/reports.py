@@ -57,6 +57,10 @@ class PumpReport:
     #: Generated tokens of those.
     unit_tokens: int = 0
     seconds: float = 0.0
+    #: Slots of the engine, now: fewer than the pipeline's where the memory was too small.
+    slots: int = 0
+    #: What the worker has to tell the user.
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

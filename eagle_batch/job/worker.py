@@ -16,9 +16,10 @@ from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams, noise_key
 from eagle_batch.errors import ConfigError, LedgerError, Reason, RequestError, StoreError
+from eagle_batch.job.elastic import ElasticEngine
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
-from eagle_batch.job.spec import EngineLike, WorkerSpec, engine_spec
+from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease
 from eagle_batch.job.work import Flow, TaskWork
@@ -44,7 +45,7 @@ class Worker:
         self._prompter = make_prompter(pipeline, lambda: started)
         self._reader = RowReader(pipeline, plan, self._prompter.stages)
         self._params = [_params(stage.sampling) for stage in pipeline.stages]
-        self._engine: EngineLike = spec.build(engine_spec(spec))
+        self._engine = ElasticEngine(spec.build, engine_spec(spec))
         self._objects = Objects(
             store or open_store(pipeline.output.path),
             plan.fingerprint,
@@ -171,7 +172,10 @@ class Worker:
             units=self._units,
             unit_tokens=self._unit_tokens,
             seconds=seconds,
+            slots=self._engine.slots,
+            notices=tuple(self._engine.notices),
         )
+        self._engine.notices.clear()
         self._reported, self._failed = total, []
         self._units = self._unit_tokens = 0
         return report

@@ -1,0 +1,106 @@
+"""A full memory halves the slots; the rows come out as if nothing had happened."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from eagle_batch.engine.request import Completion, EngineSpec
+from eagle_batch.job.elastic import is_out_of_memory
+from eagle_batch.job.spec import EngineFactory
+from eagle_batch.job.verify import verify
+from tests.job.fake_engine import FakeEngine
+from tests.job.fake_job import Watch, expected_rows, load_job, read_rows, run_in_process, write_job
+
+TOPICS = [f"topic {n}" for n in range(20)]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch.cuda has one, by name."""
+
+
+FULL = [
+    OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand a page of advice"),
+    MemoryError(),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate"),
+]
+
+
+class Small(FakeEngine):
+    """An engine whose memory is full with more than `fits` rows in slots."""
+
+    fits = 2
+    error: Exception
+    at_build: bool
+    living: weakref.WeakSet[FakeEngine]
+
+    def __init__(self, spec: EngineSpec) -> None:
+        gc.collect()
+        assert not self.living, "two engines at once hold the memory twice"
+        if self.at_build and spec.slots > self.fits:
+            self.fill()
+        super().__init__(spec)
+        self.living.add(self)
+
+    def step(self) -> list[Completion]:
+        done = super().step()
+        if len(self._active) > self.fits or not self.fits:
+            self.fill()
+        return done
+
+    def fill(self) -> None:
+        """A new exception each time: its frames, which hold this engine, go with it."""
+        raise type(self.error)(*self.error.args)
+
+
+def small(error: Exception, *, fits: int = 2, at_build: bool = False) -> EngineFactory:
+    fields = {
+        "error": error,
+        "fits": fits,
+        "at_build": at_build,
+        "living": weakref.WeakSet(),
+    }
+    return type("Kind", (Small,), fields)
+
+
+@pytest.mark.parametrize("at_build", [False, True])
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_a_full_memory_halves_the_slots_and_changes_no_row(
+    tmp_path: Path, error: Exception, at_build: bool
+) -> None:
+    job = load_job(write_job(tmp_path, TOPICS, engine={"slots": 8}))
+    watch = Watch()
+    result = run_in_process(job, watch, build=small(error, at_build=at_build))
+    assert read_rows(tmp_path / "out") == expected_rows(TOPICS)
+    assert verify(str(tmp_path / "out")).ok
+    said = [line for line in watch.lines if "out of memory" in line]
+    assert [line.partition(" slots")[0].rpartition(" ")[2] for line in said] == ["4", "2"]
+    assert all(line.startswith("worker 0: ") and "\n" not in line for line in said)
+    assert not any("lost" in line for line in watch.lines)
+    assert result.metrics is not None
+    [worker] = result.metrics["workers"]
+    assert worker["slots"] == 2
+    assert len(worker["notices"]) == 2
+
+
+def test_one_slot_that_does_not_fit_loses_the_worker(tmp_path: Path) -> None:
+    path = write_job(tmp_path, TOPICS[:1], samples=1, limits={"max_error_rate": 1.0})
+    watch = Watch()
+    result = run_in_process(load_job(path), watch, build=small(MemoryError(), fits=0))
+    assert (result.rows, result.quarantined) == (0, 1)
+    assert any("was lost" in line for line in watch.lines)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal access"), ValueError("x")])
+def test_another_error_is_no_full_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_a_real_allocation_that_cannot_be_is_known() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
