@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LAZY = {
     "heads": ("eagle_batch.cli_heads", "heads"),
     "bench": ("eagle_batch.cli_bench", "bench"),
+    "jobs": ("eagle_batch.cli_jobs", "jobs"),
 }
 
 

@@ -25,6 +25,7 @@ MODULES_AT_THE_ROOT = {
     "cli": "cli",
     "cli_bench": "cli",
     "cli_heads": "cli",
+    "cli_jobs": "cli",
     "demo": "demo",
     "errors": "errors",
 }
@@ -40,9 +41,10 @@ ARROWS = {
     "data": {"errors", "demo", "pipeline", "engine.request"},
     "report": {"errors", "pipeline", "engine.request"},
     "job": {"errors", "demo", "models", "engine", "training", "pipeline", "data", "report"},
+    "schedule": {"errors", "pipeline", "data", "job"},
     "bench": {"errors", "engine", "pipeline", "data", "job"},
     "cli": set(MODULES_AT_THE_ROOT.values())
-    | {"models", "engine", "training", "pipeline", "data", "report", "job", "bench"},
+    | {"models", "engine", "training", "pipeline", "data", "report", "job", "schedule", "bench"},
 }
 
 #: library -> where it may be imported, at any depth of the code.
@@ -52,7 +54,7 @@ LIBRARIES = {
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }
 
-LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "job", "report", "cli"}
+LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "job", "schedule", "report", "cli"}
 HEAVY = {"torch", "transformers", "ray", "datasets", "pandas", "gguf", "accelerate"}
 
 LONGEST_FUNCTION = 60

@@ -17,6 +17,8 @@ import yaml
 
 from eagle_batch.errors import ExitCode
 
+CRONJOB = "jobs/kubernetes/nightly-cronjob.yaml"
+RAYJOB = "jobs/kubernetes/synth-rayjob.yaml"
 KUBERAY_VARIABLE = "EAGLE_BATCH_KUBERAY_SCHEMAS"
 KUBERAY = Path(os.environ.get(KUBERAY_VARIABLE, Path(__file__).parents[2] / "shared" / "kuberay"))
 
@@ -62,14 +64,14 @@ def test_the_nodes_run_a_ray_that_the_package_allows(
     image = cluster["docker"]["image"]
     floor = re.findall(r'"ray\[default\]>=(\d+\.\d+),', (repository / "pyproject.toml").read_text())
     version = re.findall(r"rayproject/ray:(\d+\.\d+)\.\d+-", image)
-    rayjob = load(repository / "jobs" / "synth-rayjob.yaml")
+    rayjob = load(repository / RAYJOB)
     assert version == floor
     assert rayjob["spec"]["rayClusterSpec"]["rayVersion"].startswith(floor[0] + ".")
 
 
 def test_placeholders_are_marked_for_editing(repository: Path) -> None:
     placeholder = re.compile(r"ami-0+\b|123456789012|registry\.example|region: |InstanceType: g")
-    for name in ("cluster.yaml", "jobs/synth-rayjob.yaml", "jobs/nightly-cronjob.yaml"):
+    for name in ("cluster.yaml", RAYJOB, CRONJOB):
         lines = (repository / name).read_text("utf-8").splitlines()
         found = [line for line in lines if placeholder.search(line)]
         assert found, name
@@ -77,7 +79,7 @@ def test_placeholders_are_marked_for_editing(repository: Path) -> None:
 
 
 def test_kubernetes_accepts_the_cron_job(repository: Path) -> None:
-    manifest = load(repository / "jobs" / "nightly-cronjob.yaml")
+    manifest = load(repository / CRONJOB)
     kubernetes_validate.validate(manifest, "1.30", strict=True)
 
     manifest["spec"]["concurencyPolicy"] = "Forbid"
@@ -117,7 +119,7 @@ def rayjob_schema() -> dict[str, Any]:
 
 
 def test_kuberay_accepts_the_ray_job(repository: Path, rayjob_schema: dict[str, Any]) -> None:
-    manifest = load(repository / "jobs" / "synth-rayjob.yaml")
+    manifest = load(repository / RAYJOB)
     jsonschema.validate(manifest, rayjob_schema)
 
     for misspelt in (["spec", "entryPoint"], ["spec", "rayClusterSpec", "headGroup"]):
@@ -132,9 +134,9 @@ def test_kuberay_accepts_the_ray_job(repository: Path, rayjob_schema: dict[str, 
 
 def submissions(repository: Path) -> list[str]:
     """Return the shell line of each manifest that calls eagle-batch."""
-    cron = load(repository / "jobs" / "nightly-cronjob.yaml")["spec"]["jobTemplate"]["spec"]
+    cron = load(repository / CRONJOB)["spec"]["jobTemplate"]["spec"]
     (container,) = cron["template"]["spec"]["containers"]
-    entrypoint = load(repository / "jobs" / "synth-rayjob.yaml")["spec"]["entrypoint"]
+    entrypoint = load(repository / RAYJOB)["spec"]["entrypoint"]
     shell, flag, script = shlex.split(entrypoint)
     assert (shell, flag) == ("sh", "-c") == tuple(container["command"])
     return [script, container["args"][0]]

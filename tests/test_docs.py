@@ -18,9 +18,8 @@ from eagle_batch.pipeline import load_pipeline
 
 REPOSITORY = Path(eagle_batch.__file__).parent.parent
 PIPELINES = sorted((REPOSITORY / "pipelines").glob("*.yaml"))
-PAGES = sorted(
-    page for place in (".", "jobs", "pipelines/data") for page in REPOSITORY.glob(f"{place}/*.md")
-)
+FOLDERS = (".", "docs", "jobs", "pipelines/data")
+PAGES = sorted(page for folder in FOLDERS for page in REPOSITORY.glob(f"{folder}/*.md"))
 LONGEST_README = 150
 
 
@@ -65,8 +64,10 @@ def commands(group: click.Group, path: str) -> Iterator[str]:
             yield f"{path} {name}"
 
 
-def test_the_readme_names_every_command_and_no_other(readme: str) -> None:
-    named = re.findall(r"^\| `(eagle-batch [a-z ]+[a-z])", readme, re.MULTILINE)
+def test_the_readme_and_the_pages_it_leads_to_name_every_command_and_no_other(readme: str) -> None:
+    pages = re.findall(r"\]\((docs/\w+\.md)\)", readme)
+    text = "\n".join([readme, *((REPOSITORY / page).read_text("utf-8") for page in set(pages))])
+    named = re.findall(r"^\| `(eagle-batch [a-z ]+[a-z])", text, re.MULTILINE)
     assert sorted(named) == sorted(commands(main, "eagle-batch"))
 
 
