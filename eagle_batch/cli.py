@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,18 @@ from eagle_batch.errors import EagleBatchError, ExitCode
 if TYPE_CHECKING:
     from eagle_batch.data.describe import PlanSummary
     from eagle_batch.job.driver import JobResult
-    from eagle_batch.job.status import JobStatus
     from eagle_batch.job.verify import VerifyReport
     from eagle_batch.pipeline import Pipeline
+    from eagle_batch.report.recorder import Recorder
 
 #: Command groups that have a module of their own; registered where that module exists.
 LAZY = {
     "heads": ("eagle_batch.cli_heads", "heads"),
     "bench": ("eagle_batch.cli_bench", "bench"),
-    "jobs": ("eagle_batch.cli_jobs", "jobs"),
+    "reference": ("eagle_batch.cli_show", "reference"),
+    "report": ("eagle_batch.cli_show", "report"),
+    "show": ("eagle_batch.cli_show", "show"),
+    "status": ("eagle_batch.cli_status", "status"),
 }
 
 
@@ -101,21 +105,22 @@ def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline
 @main.command()
 @pipeline_arguments
 @click.option("--dashboard", is_flag=True, help="Start Ray's dashboard too and print its address.")
-@click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
+@click.option("--plain", "form", flag_value="plain", help="Print plain lines on a terminal too.")
+@click.option("--json", "form", flag_value="json", help="Print JSON lines, for programs.")
 @click.option(
     "--only-errors",
     is_flag=True,
     help="Replay the quarantined rows of a complete output into OUTPUT-replay.",
 )
 @click.pass_context
-def submit(  # noqa: PLR0913 - one parameter an option
+def submit(
     ctx: click.Context,
     *,
     pipeline: str,
     overrides: tuple[str, ...],
     output: str | None,
     dashboard: bool,
-    plain: bool,
+    form: str | None,
     only_errors: bool,
 ) -> None:
     """Run a pipeline, or what is left of it.
@@ -125,7 +130,6 @@ def submit(  # noqa: PLR0913 - one parameter an option
     from rich.console import Console
 
     from eagle_batch.job.submit import run_on_ray
-    from eagle_batch.report.progress import make_view
 
     loaded = _load(pipeline, overrides, output)
     if only_errors:
@@ -137,13 +141,33 @@ def submit(  # noqa: PLR0913 - one parameter an option
             return
         loaded = quarantined
     console = Console()
-    view = make_view(console, plain=plain)
+    view = _make_view(loaded, console, form)
     try:
         result = run_on_ray(loaded, view, sys.argv, dashboard=dashboard)
     finally:
         view.close()
-    _show_result(console, result)
+    if form == "json":
+        click.echo(json.dumps({"event": "result", **_result_numbers(result)}))
+    else:
+        _show_result(console, result)
     ctx.exit(int(ExitCode.QUARANTINED if result.quarantined else ExitCode.COMPLETE))
+
+
+def _make_view(pipeline: Pipeline, console: Any, form: str | None) -> Recorder:
+    """Return the view that was asked for, recorded for the report that is made at the end."""
+    from eagle_batch.job.store import open_store
+    from eagle_batch.report.progress import JsonView, make_view
+    from eagle_batch.report.recorder import Recorder
+    from eagle_batch.report.write import write_reports
+
+    plain = form == "plain"
+    view = JsonView(console) if form == "json" else make_view(console, plain=plain)
+    return Recorder(view, open_store(pipeline.output.path), write_reports)
+
+
+def _result_numbers(result: JobResult) -> dict[str, Any]:
+    names = ("output", "units", "rows", "quarantined", "already_complete")
+    return {name: getattr(result, name) for name in names}
 
 
 def _show_result(console: Any, result: JobResult) -> None:
@@ -156,6 +180,8 @@ def _show_result(console: Any, result: JobResult) -> None:
     click.echo(f"rows:        {result.output}/data/*.parquet")
     if result.quarantined:
         click.echo(f"quarantined: {result.output}/errors/*.parquet")
+    if result.metrics is not None:
+        click.echo(f"report:      {result.output}/report.html")
 
 
 @main.command()
@@ -199,35 +225,6 @@ def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str
         *(("note", note) for note in summary.notes),
         ("first prompt", "\n" + summary.first_prompt),
     ]
-
-
-@main.command()
-@click.argument("output")
-def status(*, output: str) -> None:
-    """Show how far the job of an OUTPUT is, from its store alone."""
-    from eagle_batch.job.status import read_status
-
-    for name, value in _status_lines(read_status(output)):
-        click.echo(f"{name:<14}{value}")
-
-
-def _status_lines(found: JobStatus) -> list[tuple[str, str]]:
-    finished = found.rows + found.quarantined
-    percent = 100 * finished // max(1, found.units)
-    lines = [
-        ("job", f"{found.name}, {found.state}"),
-        ("rows", f"{finished:,} of {found.units:,} committed ({percent} %)"),
-        ("quarantined", f"{found.quarantined:,}"),
-        ("shards", f"{found.tasks_done:,} of {found.tasks:,}"),
-    ]
-    if found.host is not None:
-        lines.append(("run by", f"process {found.pid} on {found.host}"))
-    if found.silent_s is not None:
-        lines.append(("last sign", f"{found.silent_s:.0f} s ago"))
-    if found.metrics is not None:
-        speed, length = found.metrics["tokens_per_s"], found.metrics["engine"]["acceptance_length"]
-        lines.append(("speed", f"{speed:,.1f} tokens/s, {length:.2f} tokens a target pass"))
-    return lines
 
 
 @main.command()

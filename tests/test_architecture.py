@@ -25,6 +25,8 @@ MODULES_AT_THE_ROOT = {
     "cli": "cli",
     "cli_bench": "cli",
     "cli_heads": "cli",
+    "cli_show": "cli",
+    "cli_status": "cli",
     "cli_jobs": "cli",
     "demo": "demo",
     "errors": "errors",

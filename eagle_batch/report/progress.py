@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -11,6 +12,22 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 #: Seconds between two plain lines.
 PLAIN_EVERY_S = 10.0
+#: Seconds between two JSON lines.
+JSON_EVERY_S = 2.0
+#: What a JSON line tells of a snapshot.
+NUMBERS = (
+    "units",
+    "committed",
+    "quarantined",
+    "completed",
+    "workers",
+    "tokens",
+    "tokens_per_s",
+    "acceptance_length",
+    "occupancy",
+    "elapsed_s",
+    "eta_s",
+)
 
 
 class Snapshot(Protocol):
@@ -37,12 +54,20 @@ class Snapshot(Protocol):
         """Workers that are ready."""
 
     @property
+    def tokens(self) -> int:
+        """Tokens that this run generated."""
+
+    @property
     def tokens_per_s(self) -> float:
         """Generated tokens for each second, lately."""
 
     @property
     def acceptance_length(self) -> float:
         """Tokens a row gains in one pass of the target."""
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the engines' slots that held a row, over the whole run."""
 
     @property
     def elapsed_s(self) -> float:
@@ -121,10 +146,38 @@ class LiveView:
         self._progress.stop()
 
 
+class JsonView:
+    """One JSON object a line, for programs: `event` is progress or remark."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last: float | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Print the numbers if it is time."""
+        if self._last is None or self._clock() - self._last >= JSON_EVERY_S:
+            self._last = self._clock()
+            numbers = {name: getattr(snapshot, name) for name in NUMBERS}
+            self.emit("progress", percent=percent(snapshot), **numbers)
+
+    def say(self, text: str) -> None:
+        """Print a remark."""
+        self.emit("remark", text=text)
+
+    def emit(self, event: str, **values: object) -> None:
+        """Print one event."""
+        line = json.dumps({"event": event, **values})
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Do nothing: lines stay."""
+
+
 def describe(snapshot: Snapshot) -> str:
     """Return one line on how far a job is; 100 % only when the last shard is committed."""
     parts = [
-        f"{_percent(snapshot)}% {snapshot.completed:,}/{snapshot.units:,} rows",
+        f"{percent(snapshot)}% {snapshot.completed:,}/{snapshot.units:,} rows",
         f"{snapshot.committed:,} committed",
         f"{snapshot.tokens_per_s:,.0f} tokens/s",
         f"{snapshot.acceptance_length:.2f} tokens/pass",
@@ -138,7 +191,8 @@ def describe(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def _percent(snapshot: Snapshot) -> int:
+def percent(snapshot: Snapshot) -> int:
+    """Return the share that is done; 100 only when the last shard is committed."""
     if snapshot.committed >= snapshot.units:
         return 100
     return min(99, 100 * snapshot.completed // max(1, snapshot.units))

@@ -18,8 +18,10 @@ class Point:
     quarantined: int = 0
     completed: int = 500
     workers: int = 2
+    tokens: int = 80_000
     tokens_per_s: float = 1234.4
     acceptance_length: float = 2.345
+    occupancy: float = 0.75
     elapsed_s: float = 65.0
     eta_s: float | None = 70.0
 

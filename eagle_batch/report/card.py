@@ -1,0 +1,147 @@
+"""The data set card: a `README.md` in the output that loads, describes and credits its rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import yaml
+
+from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_table
+
+CARD = "README.md"
+
+#: Name of a demo target -> what its licence asks of those who share its texts.
+LICENCES = {
+    "demo:smollm2-135m-instruct": "SmolLM2-135M-Instruct by Hugging Face, Apache-2.0. Texts of so "
+    "small a model are often wrong; they are made to try things out.",
+}
+OURS = {
+    "id": "names the input row",
+    "sample": "which of the row's samples, from 0",
+    "generation": "for each stage: tokens, finish reason, target passes, drafted and accepted "
+    "tokens, acceptance length, seed",
+    "model": "the target that wrote the row",
+    "head": "the EAGLE head that drafted; null without",
+    "token_ids": "for each stage: the generated token ids",
+}
+
+
+#: Rows below which a data set is of that size, in the hub's words.
+SIZES = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+    (100_000_000, "10M<n<100M"),
+    (1_000_000_000, "100M<n<1B"),
+    (10_000_000_000, "1B<n<10B"),
+)
+
+
+def render_card(store: Objects) -> str:
+    """Return the card; raises LedgerError where there is no job, StoreError where it is gone."""
+    facts = read_facts(store)
+    schema = read_table(store, facts.data_keys[0]).schema if facts.data_keys else pa.schema([])
+    parts = (_front_matter(facts), _head(facts), _columns(facts, schema), LOADING, _making(facts))
+    return "\n".join(parts)
+
+
+def _front_matter(facts: OutputFacts) -> str:
+    size = next((label for most, label in SIZES if facts.rows < most), SIZES[-1][1])
+    data_files = [{"split": "train", "path": "data/*.parquet"}]
+    values = {
+        "configs": [{"config_name": "default", "data_files": data_files}],
+        "pretty_name": facts.pipeline["name"],
+        "size_categories": [size],
+        "tags": ["synthetic", "eagle-batch"],
+        "task_categories": ["text-generation"],
+    }
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
+
+
+def _head(facts: OutputFacts) -> str:
+    state = "" if facts.complete else " **The job is not complete; more rows will follow.**"
+    return (
+        f"# {facts.pipeline['name']}\n\n"
+        f"{facts.rows:,} rows of synthetic text in {len(facts.data_keys):,} Parquet files, made by "
+        f"`{facts.pipeline['target']['model']}` with eagle-batch.{state}\n"
+    )
+
+
+def _columns(facts: OutputFacts, schema: pa.Schema) -> str:
+    lines = ["## Columns\n", "| column | type | what |", "|---|---|---|"]
+    for field in schema:
+        kind = "list of struct" if pa.types.is_list(field.type) else str(field.type)
+        lines.append(f"| `{_cell(field.name)}` | {kind} | {_meaning(facts, field.name)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _meaning(facts: OutputFacts, name: str) -> str:
+    if name in facts.stages:
+        return f"text of the stage `{name}`"
+    return OURS.get(name, "from the input")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+#: Run in the folder of the card, which may have been moved since.
+LOADING = """## Loading
+
+```python
+import datasets
+rows = datasets.load_dataset("parquet", data_files="data/*.parquet", split="train")
+```
+
+```python
+import pandas
+rows = pandas.read_parquet("data")
+```
+
+```python
+import duckdb
+rows = duckdb.sql("select * from 'data/*.parquet'")
+```
+
+```python
+import polars
+rows = polars.read_parquet("data/*.parquet")
+```
+"""
+
+
+def _making(facts: OutputFacts) -> str:
+    target, speculation = facts.pipeline["target"], facts.pipeline["speculation"]
+    revision = target["revision"] or "not named"
+    rest = "" if facts.complete else " + the rest, not made yet"
+    errors = f"{facts.quarantined:,} in `errors/`"
+    head = "none" if speculation["head"] is None else f"`{speculation['head']}`"
+    values = (
+        ("target", f"`{target['model']}`, revision {revision}, {target['dtype']}"),
+        ("head", f"{head}; it changes the speed, never the text"),
+        ("seed", f"{facts.pipeline['seed']}, fingerprint `{facts.fingerprint[:16]}`"),
+        ("rows", f"{facts.units:,} = {facts.rows:,} here + {errors}{rest}"),
+        ("generated tokens", f"{_tokens(facts):,}"),
+        ("licence", LICENCES.get(target["model"], ASK)),
+    )
+    lines = "\n".join(f"- {name}: {value}" for name, value in values)
+    return f"## How it was made\n\n{lines}\n\n{POINTERS}\n"
+
+
+ASK = (
+    "the texts are under the terms of the target and of the input; see the target's own page, and "
+    "add a `license` to the lines on top before sharing them."
+)
+
+
+POINTERS = (
+    "The pipeline, with every default, is in `_job/pipeline.json`; speed and acceptance are in "
+    "[report.html](report.html). `eagle-batch verify` proves that no row is missing."
+)
+
+
+def _tokens(facts: OutputFacts) -> int:
+    document = facts.metrics or {}
+    runs = [*document.get("earlier_runs", []), *([document] if document else [])]
+    return sum(run["engine"]["completion_tokens"] for run in runs)

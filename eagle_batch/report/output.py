@@ -1,0 +1,162 @@
+"""What an output says of its job: the records in `_job/` and the Parquet objects, as plain values.
+
+Everything is read through a store, so a folder and a bucket are the same. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from eagle_batch.errors import LedgerError
+
+#: Where the parts of a job's record lie.
+PIPELINE = "_job/pipeline.json"
+PLAN = "_job/plan.json"
+METRICS = "_job/metrics.json"
+TIMELINE = "_job/timeline.json"
+COMMITS = "_job/commits"
+RUNS = "_job/runs"
+
+
+class Objects(Protocol):
+    """The part of a store that reports use."""
+
+    @property
+    def name(self) -> str:
+        """The root as it may be shown to people."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return an object's bytes, None where there is none."""
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Return the size in bytes of every object below a folder, by key."""
+
+    def put_replace(self, key: str, data: bytes) -> None:
+        """Store an object whole, replacing what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """The record of a job, without its rows."""
+
+    output: str
+    fingerprint: str
+    #: The pipeline as plain data.
+    pipeline: dict[str, Any]
+    #: Rows x samples that must come out or be quarantined; rows and quarantined by the records.
+    units: int
+    rows: int
+    quarantined: int
+    #: Command, versions and settings of each run, oldest first.
+    runs: tuple[dict[str, Any], ...]
+    #: The document of `_job/metrics.json`; None before the first.
+    metrics: dict[str, Any] | None
+    #: What the last run's watcher saw: points and remarks; see `recorder`.
+    timeline: dict[str, Any] | None
+    #: Keys of the data objects, and of the errors objects that hold rows.
+    data_keys: tuple[str, ...]
+    error_keys: tuple[str, ...]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the stages, which are columns."""
+        return tuple(stage["name"] for stage in self.pipeline["stages"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row came out or is quarantined, by the commit records."""
+        return self.rows + self.quarantined == self.units
+
+
+def read_facts(store: Objects) -> OutputFacts:
+    """Read a job's record; raises LedgerError where there is no job."""
+    pipeline, plan = _json(store, PIPELINE), _json(store, PLAN)
+    if pipeline is None or plan is None:
+        raise LedgerError(
+            f"{store.name}: no {PIPELINE}; expected the output folder of `eagle-batch submit`"
+        )
+    commits = _commits(store)
+    errors = sorted(key for key in store.list("errors") if key.endswith(".parquet"))
+    timeline = _json(store, TIMELINE)
+    return OutputFacts(
+        output=store.name,
+        fingerprint=pipeline["fingerprint"],
+        pipeline=pipeline["pipeline"],
+        units=sum(task["stop"] - task["start"] for task in plan["tasks"]) * plan["samples"],
+        rows=sum(commit["rows"] for commit in commits.values()),
+        quarantined=sum(commit["errors"] for commit in commits.values()),
+        runs=tuple(_runs(store)),
+        metrics=_json(store, METRICS),
+        timeline=timeline["runs"][-1] if timeline and timeline["runs"] else None,
+        data_keys=data_keys(store),
+        error_keys=tuple(key for key in errors if _may_hold_errors(key, commits)),
+    )
+
+
+def data_keys(store: Objects) -> tuple[str, ...]:
+    """Return the keys of the data objects in the order of the input."""
+    return tuple(sorted(key for key in store.list("data") if key.endswith(".parquet")))
+
+
+def read_table(store: Objects, key: str) -> pa.Table:
+    """Return the rows of one object; raises LedgerError where it is no whole Parquet file."""
+    data = store.get(key)
+    try:
+        if data is None:
+            raise LedgerError(f"{store.name}: {key} is gone; `eagle-batch verify` tells more")
+        return pq.read_table(pa.BufferReader(data), partitioning=None)
+    except pa.ArrowException as error:
+        raise LedgerError(
+            f"{store.name}: {key} is not a whole Parquet file; `eagle-batch verify` tells more"
+        ) from error
+
+
+def reasons(store: Objects, facts: OutputFacts) -> tuple[Counter[str], dict[str, dict[str, Any]]]:
+    """Return how many rows each reason quarantined, and one such row as an example."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, dict[str, Any]] = {}
+    for key in facts.error_keys:
+        for row in read_table(store, key).to_pylist():
+            counts[row["reason"]] += 1
+            examples.setdefault(row["reason"], row)
+    return counts, examples
+
+
+def _json(store: Objects, key: str) -> dict[str, Any] | None:
+    data = store.get(key)
+    try:
+        return None if data is None else dict(json.loads(data))
+    except ValueError as error:
+        raise LedgerError(f"{store.name}: {key} is damaged: {error}") from error
+
+
+def _runs(store: Objects) -> Iterator[dict[str, Any]]:
+    for key in sorted(store.list(RUNS)):
+        document = _json(store, key)
+        if document is not None:
+            yield document
+
+
+def _commits(store: Objects) -> dict[str, dict[str, Any]]:
+    """Return the record that counts for each key: the last, unless it was retracted."""
+    commits: dict[str, dict[str, Any]] = {}
+    for source in sorted(store.list(COMMITS)):
+        for line in (store.get(source) or b"").splitlines():
+            record = json.loads(line)
+            if "retracted" in record:
+                commits.pop(record["retracted"], None)
+            else:
+                commits[record["key"]] = record
+    return commits
+
+
+def _may_hold_errors(key: str, commits: dict[str, dict[str, Any]]) -> bool:
+    name = key.rpartition("/")[2].removesuffix(".parquet")
+    return name not in commits or commits[name]["errors"] > 0

@@ -1,0 +1,130 @@
+"""`report.html`: one file that needs nothing else, made from what an output says of its job."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata, resources
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from eagle_batch.report.cards import Card, make_cards
+from eagle_batch.report.output import Objects, OutputFacts, read_facts, reasons
+from eagle_batch.report.progress import duration
+from eagle_batch.report.statistics import RowStatistics, read_statistics
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number that matters."""
+
+    value: str
+    label: str
+
+
+def render_report(store: Objects) -> str:
+    """Return the page; raises LedgerError where there is no job, StoreError where it is gone."""
+    facts = read_facts(store)
+    statistics = read_statistics(store, facts)
+    cards = make_cards(facts, statistics, *reasons(store, facts))
+    return render(facts, statistics, cards)
+
+
+def render(facts: OutputFacts, statistics: RowStatistics, cards: list[Card]) -> str:
+    """Return the page of what was read; every text of the data is escaped."""
+    templates = resources.files("eagle_batch.report") / "templates"
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string((templates / "report.html.j2").read_text("utf-8"))
+    about = facts.runs[-1] if facts.runs else {}
+    return template.render(
+        name=facts.pipeline["name"],
+        version=metadata.version("eagle-batch"),
+        css=Markup((templates / "report.css").read_text("utf-8")),  # noqa: S704 - our own file
+        complete=facts.complete,
+        state=_state(facts),
+        subtitle=_subtitle(facts),
+        tiles=_tiles(facts),
+        cards=cards,
+        samples=statistics.samples,
+        command=shlex.join(map(str, about.get("command", []))),
+        fingerprint=facts.fingerprint[:16],
+        versions=_versions(about),
+        pipeline=yaml.safe_dump(facts.pipeline, sort_keys=False, allow_unicode=True, width=100),
+    )
+
+
+def _state(facts: OutputFacts) -> str:
+    if facts.complete:
+        return "complete"
+    ended = facts.metrics["state"] if facts.metrics else "not begun"
+    return str(ended).replace("_", " ")
+
+
+def _subtitle(facts: OutputFacts) -> str:
+    target, speculation = facts.pipeline["target"], facts.pipeline["speculation"]
+    head = speculation["head"]
+    drafts = "plain decoding" if head is None else f"head {head}, {speculation['tree']} draft"
+    parts = [f"{target['model']} in {target['dtype']}", drafts]
+    parts.append(f"seed {facts.pipeline['seed']}")
+    if facts.metrics is not None:
+        ended = datetime.fromtimestamp(facts.metrics["updated"], UTC)
+        parts.append(f"{ended:%Y-%m-%d %H:%M} UTC")
+    return ", ".join(parts)
+
+
+def _tiles(facts: OutputFacts) -> list[Tile]:
+    tiles = [
+        Tile(f"{facts.rows:,}", f"rows out of {facts.units:,}"),
+        Tile(f"{facts.quarantined:,}", "rows quarantined"),
+    ]
+    if facts.metrics is None:
+        return tiles
+    engine, seconds = facts.metrics["engine"], facts.metrics["generating_seconds"]
+    tiles += [
+        Tile(f"{engine['completion_tokens']:,}", "tokens generated in the last run"),
+        Tile(f"{facts.metrics['tokens_per_s']:,.1f}", "tokens a second"),
+        Tile(f"{engine['acceptance_length']:.2f}", "tokens a row gains in one target pass"),
+        Tile(f"{engine['occupancy']:.0%}", "of the slots in use"),
+        Tile(duration(seconds), f"generating, {_workers(facts.metrics)}"),
+        Tile(_compact(_tokens_an_hour(facts.metrics)), f"tokens a {_device(facts.metrics)}-hour"),
+    ]
+    return tiles
+
+
+def _workers(document: dict[str, Any]) -> str:
+    count = len(document["workers"])
+    return f"{count} worker" + ("s" if count != 1 else "")
+
+
+def _device(document: dict[str, Any]) -> str:
+    devices = {worker["device"] for worker in document["workers"]}
+    return "GPU" if devices == {"cuda"} else "worker"
+
+
+def _tokens_an_hour(document: dict[str, Any]) -> float:
+    """Return tokens by the hours that workers were at work, which is what is paid for."""
+    seconds = sum(worker["pump_seconds"] for worker in document["workers"])
+    return 3600 * float(document["engine"]["completion_tokens"]) / seconds if seconds else 0.0
+
+
+def _compact(value: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / min(size, 1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{value:,.0f}"
+
+
+def _versions(about: dict[str, Any]) -> str:
+    packages = [f"{name} {version}" for name, version in about.get("packages", {}).items()]
+    if about.get("python"):
+        packages.append(f"Python {about['python']}")
+    if about.get("platform"):
+        packages.append(str(about["platform"]))
+    commit = about.get("git_commit")
+    return ", ".join(packages) + (f"; commit {commit[:12]}" if commit else "")

@@ -1,0 +1,178 @@
+"""The report is one page that needs nothing else, says what the output holds, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from eagle_batch.errors import LedgerError
+from eagle_batch.job.store import Store, open_store
+from eagle_batch.report.output import read_facts
+from eagle_batch.report.page import render_report
+from eagle_batch.report.statistics import read_statistics
+from eagle_batch.report.write import write_reports
+from tests.report.finished import EVIL, finished
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Collects the tags of a page and fails where one is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self._open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return finished(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def markup(store: Store) -> str:
+    return render_report(store)
+
+
+@pytest.fixture(scope="module")
+def page(markup: str) -> Page:
+    return Page(markup)
+
+
+def test_it_needs_nothing_from_anywhere(page: Page, markup: str) -> None:
+    assert "script" not in page.tags
+    loads = [v for n, v in page.attributes if n in ("src", "href", "xlink:href")]
+    assert all(value.startswith(("#", "data:")) for value in loads)
+    assert "default-src 'none'" in markup
+    assert "url(http" not in markup
+    assert "@import" not in markup
+    assert len(markup) < 1_000_000
+
+
+def test_texts_of_the_data_are_shown_and_never_run(page: Page, markup: str) -> None:
+    assert EVIL in page.text
+    assert "<script>alert" not in markup
+
+
+def test_ids_are_unique_so_that_plots_do_not_mix(page: Page) -> None:
+    assert page.tags.count("svg") >= 4
+    assert len(page.ids) == len(set(page.ids)) > 0
+
+
+def test_colours_are_variables_so_that_the_page_has_a_dark_side(markup: str) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", markup, re.DOTALL)
+    assert all("var(--" in drawing for drawing in drawings)
+    assert not re.search(r"#0(10|a0)\d{3}", " ".join(drawings))
+    assert "prefers-color-scheme: dark" in markup
+
+
+def test_the_totals_are_those_of_the_output(page: Page, store: Store) -> None:
+    # 5 rows x 2 samples, of which the long prompt's two are quarantined; 3 + 2 tokens a row.
+    assert "8 rows out of 10" in page.text
+    assert "2 rows quarantined" in page.text
+    assert "complete" in page.text
+    assert f"{read_facts(store).fingerprint[:16]}" in page.text
+
+
+def test_what_went_wrong_is_told(page: Page) -> None:
+    assert "prompt_too_long" in page.text
+    assert "the prompt is too long" in page.text
+    assert "worker 0 was lost, its shards go back: RuntimeError: the device is gone" in page.text
+    assert "1 failures" in " ".join(value for _, value in page.attributes)
+
+
+def test_statistics_are_sums_over_the_parquet_rows(store: Store) -> None:
+    statistics = read_statistics(store, read_facts(store))
+    rows = pq.ParquetDataset(f"{store.root}/data").read().to_pylist()
+    for index, stage in enumerate(statistics.stages):
+        items = [row["generation"][index] for row in rows]
+        assert stage.tokens == sum(item["completion_tokens"] for item in items)
+        assert stage.passes == sum(item["target_passes"] for item in items)
+        assert sorted(stage.lengths) == sorted(item["completion_tokens"] for item in items)
+        assert stage.finishes == {"length": 8}
+    assert len({(note.id, note.sample) for note in statistics.slowest}) == 8
+    assert statistics.samples[0].inputs == {"topic": "tides", "n": "0"}
+
+
+def test_a_job_of_one_token_a_row_and_no_error_has_a_report(tmp_path: Path) -> None:
+    page = Page(render_report(finished(tmp_path, ["a"], samples=1)))
+    assert "1 rows out of 1" in page.text
+
+
+def test_an_output_without_metrics_timeline_or_rows_has_a_report(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    for key in ("_job/metrics.json", "_job/timeline.json", *store.list("data")):
+        store.delete(key)
+    for key in store.list("_job/commits"):
+        store.delete(key)
+    assert "0 rows out of 4" in Page(render_report(store)).text
+
+
+def test_a_damaged_object_is_named(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a"])
+    store.put_replace("data/part-00000.parquet", b"PAR1")
+    with pytest.raises(LedgerError, match=r"data/part-00000\.parquet is not a whole Parquet file"):
+        render_report(store)
+    store.put_replace("_job/metrics.json", b"{")
+    with pytest.raises(LedgerError, match=r"_job/metrics\.json is damaged"):
+        render_report(store)
+
+
+def test_a_folder_without_a_job_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="expected the output folder"):
+        write_reports(open_store(str(tmp_path)))
+
+
+def test_hours_of_work_are_shown_in_hours(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    document["series"] = [{"at": at, "tokens": at * 7, "units": 0} for at in range(0, 40_000, 900)]
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    assert "hours" in Page(render_report(store)).text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.slow
+def test_a_real_browser_shows_it_without_a_complaint(store: Store, tmp_path: Path) -> None:
+    (key, _) = write_reports(store)
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--disable-background-networking", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path}", f"file://{Path(store.root).resolve()}/{key}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "8</b>" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
