@@ -9,6 +9,9 @@ r"""Who works on what: a pure state machine, events in, commands out, no clock a
 A task that has lost a worker is a suspect: it runs alone on its worker, so that the next loss is
 its own. One that goes on killing workers is leased to the driver, which closes its key; its parts
 are new tasks. A single row that kills workers is leased to the driver to be quarantined.
+
+When nothing is pending, a worker without work is leased a task that another one holds (a hedge):
+whoever commits first is right, because only one of them can create the task's objects.
 """
 
 from __future__ import annotations
@@ -72,6 +75,8 @@ class Rules:
     shard_attempts: int = 3
     #: Share of quarantined units above which the job stops early.
     max_error_rate: float = 0.1
+    #: Whether workers without work take on tasks of others at the end of the job.
+    hedge: bool = True
 
 
 @dataclass(slots=True)
@@ -82,12 +87,21 @@ class Entry:
     state: State = State.PENDING
     #: Number of the last lease that was given; 0 before the first.
     attempt: int = 0
-    #: Worker number or DRIVER while leased, else None.
-    holder: int | None = None
+    #: Attempt of each holder while leased: workers, at most two of them, or DRIVER.
+    holders: dict[int, int] = field(default_factory=dict)
+    #: Number of the first of these leases, counted over all tasks.
+    since: int = 0
+    #: Whether a second worker was given it; once is enough.
+    hedged: bool = False
     failures: int = 0
     losses: int = 0
     #: Reason of the last failure or loss.
     reason: str = ""
+
+    @property
+    def holder(self) -> int | None:
+        """Who got the task first, of those that work on it."""
+        return next(iter(self.holders), None)
 
     @property
     def suspect(self) -> bool:
@@ -114,6 +128,8 @@ class Tally:
     rows: int
     errors: int
     units: int
+    #: Times that a task was given to a second worker at the end of the job.
+    hedges: int = 0
 
 
 class Coordinator:
@@ -143,6 +159,8 @@ class Coordinator:
         self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
         self._units *= rules.samples
         self._numbers = count()
+        self._leases = count()
+        self._hedges = 0
         self._start_failures = 0
         for key, (rows, errors) in done.items():
             self._finish(self.entries[key], State.DONE, rows, errors)
@@ -210,7 +228,11 @@ class Coordinator:
         commands: list[Command] = []
         alone = len(worker.holding) == 1
         for key in worker.holding:
-            commands += self._lose(self.entries[key], event.reason, alone=alone)
+            entry = self.entries[key]
+            del entry.holders[event.worker]
+            # Another worker may yet finish it; if it does not, the loss of that one is counted.
+            if not entry.holders:
+                commands += self._lose(entry, event.reason, alone=alone)
         self.lost_in_a_row += 1
         if self.lost_in_a_row > self._bearable_losses():
             text = f"{self.lost_in_a_row} workers were lost and no shard was finished meanwhile"
@@ -218,12 +240,12 @@ class Coordinator:
         return commands
 
     def _bearable_losses(self) -> int:
-        # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out.
-        return 2 * self.rules.workers + 2 * self.rules.shard_attempts + 4
+        # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out;
+        # at the end of a job each loss may take a second worker along.
+        return 3 * self.rules.workers - 1 + 2 * self.rules.shard_attempts + 4
 
     def _lose(self, entry: Entry, reason: str, *, alone: bool) -> list[Command]:
         entry.losses += 1
-        entry.holder = None
         entry.reason = reason
         # A task that had company may be innocent, however often; as a suspect it has none.
         if not alone or entry.losses < self._bearable(entry.task):
@@ -248,7 +270,7 @@ class Coordinator:
         entry = self.entries.get(key)
         if entry is None or entry.state is not State.LEASED:
             return None
-        return entry if (entry.holder, entry.attempt) == (worker, attempt) else None
+        return entry if entry.holders.get(worker) == attempt else None
 
     def _on_committed(self, event: TaskCommitted) -> list[Command]:
         entry = self._current(event.key, event.worker, event.attempt)
@@ -263,9 +285,11 @@ class Coordinator:
         entry = self._current(event.key, event.worker, event.attempt)
         if entry is None:
             return []
-        self._release(entry)
+        self._release(entry, event.worker)
         entry.failures += 1
         entry.reason = event.reason
+        if entry.holders:
+            return []
         if entry.failures >= self.rules.shard_attempts:
             self._finish(entry, State.FAILED, 0, 0)
             return []
@@ -284,10 +308,12 @@ class Coordinator:
             self._suspects.append(part.key)
         return []
 
-    def _release(self, entry: Entry) -> None:
-        if entry.holder is not None and entry.holder != DRIVER:
-            self.workers[entry.holder].holding.remove(entry.task.key)
-        entry.holder = None
+    def _release(self, entry: Entry, *holders: int) -> None:
+        """Take the task from these holders, or from all of them."""
+        for holder in holders or tuple(entry.holders):
+            del entry.holders[holder]
+            if holder != DRIVER:
+                self.workers[holder].holding.remove(entry.task.key)
 
     def _finish(self, entry: Entry, state: State, rows: int, errors: int) -> None:
         entry.state = state
@@ -346,7 +372,33 @@ class Coordinator:
                 if key is not None:
                     worker.holding.append(key)
                     commands.append(Assign(number, self._lease(self.entries[key], number)))
+        if self.rules.hedge and not self._fresh and not self._suspects:
+            commands += self._hedge()
         return commands
+
+    def _hedge(self) -> list[Command]:
+        """Give tasks that are under way to workers that have nothing to do."""
+        commands: list[Command] = []
+        for number, worker in self.workers.items():
+            if worker.ready and not worker.holding and (entry := self._slowest()) is not None:
+                worker.holding.append(entry.task.key)
+                entry.hedged = True
+                self._hedges += 1
+                commands.append(Assign(number, self._lease(entry, number)))
+        return commands
+
+    def _slowest(self) -> Entry | None:
+        """Return the healthy task whose end is farthest, as far as we know.
+
+        That is one behind another task on its worker, or else the one that was leased first.
+        """
+        held = (
+            (place, self.entries[key])
+            for worker in self.workers.values()
+            for place, key in enumerate(worker.holding)
+        )
+        fit = [(p, e) for p, e in held if not (e.hedged or e.suspect or e.failures)]
+        return max(fit, key=lambda item: (item[0], -item[1].since), default=(0, None))[1]
 
     def _next_for(self, worker: WorkerState) -> str | None:
         """Take the next task for a worker; a second one only where nobody is left without any."""
@@ -360,9 +412,11 @@ class Coordinator:
         return None
 
     def _lease(self, entry: Entry, holder: int) -> Lease:
+        if not entry.holders:
+            entry.since = next(self._leases)
         entry.state = State.LEASED
         entry.attempt += 1
-        entry.holder = holder
+        entry.holders[holder] = entry.attempt
         return Lease(entry.task, entry.attempt, self.run)
 
     # -- looking in --------------------------------------------------------------------------
@@ -376,6 +430,7 @@ class Coordinator:
             rows=self.rows,
             errors=self.errors,
             units=self._units,
+            hedges=self._hedges,
         )
 
     def check_invariants(self) -> None:
@@ -389,8 +444,10 @@ class Coordinator:
         held = {key for worker in self.workers.values() for key in worker.holding}
         for key, entry in self.entries.items():
             leased = entry.state is State.LEASED
-            assert leased == (entry.holder is not None), f"{key}: leased without a holder"
+            assert leased == bool(entry.holders), f"{key}: leased without a holder"
             assert not leased or entry.holder == DRIVER or key in held, f"{key}: holder is gone"
+            assert len(entry.holders) <= 1 or DRIVER not in entry.holders, f"{key}: driver + worker"
+            assert len(entry.holders) <= 2, f"{key}: more than one hedge"
         states = [entry.state for entry in self.entries.values()]
         for state, number in self._over.items():
             assert states.count(state) == number, f"the count of {state} tasks drifted"
@@ -401,5 +458,5 @@ class Coordinator:
         assert worker.ready or not worker.holding, f"worker {number} holds before it is ready"
         for key in worker.holding:
             entry = self.entries[key]
-            assert entry.holder == number, f"{key}: two holders"
+            assert number in entry.holders, f"{key}: held without a lease"
             assert not entry.suspect or len(worker.holding) == 1, f"{key}: a suspect has company"

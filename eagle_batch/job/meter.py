@@ -180,6 +180,7 @@ class Meter:
             "quarantined": tally.errors,
             "tasks": tally.tasks,
             "tasks_done": tally.done,
+            "hedges": tally.hedges,
             "rows_this_run": self._units(),
             "tokens_per_s": total.completion_tokens / generating if generating else 0.0,
             "rows_per_s": self._units() / generating if generating else 0.0,

@@ -201,6 +201,70 @@ def test_a_late_parent_that_won_its_key_is_done_and_not_split(make: Make) -> Non
     assert job.handle(TaskCommitted(DRIVER, "part-00000", 2, 4, 0)) == [EndJob(Ending.COMPLETE)]
 
 
+def hedging(make: Make) -> Checked:
+    """Two workers, two tasks; worker 1 is done and takes on the task of worker 0 as well."""
+    job = make(count=2, workers=2)
+    job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
+    assert job.handle(committed(1, lease(1))) == [Assign(1, lease(0, 2))]
+    return job
+
+
+def test_a_worker_without_work_takes_on_the_task_of_another_at_the_end(make: Make) -> None:
+    job = hedging(make)
+    assert job.entries["part-00000"].holders == {0: 1, 1: 2}
+    assert job.tally().hedges == 1
+
+
+@pytest.mark.parametrize(("worker", "attempt"), [(0, 1), (1, 2)])
+def test_whoever_of_two_commits_first_ends_the_task(make: Make, worker: int, attempt: int) -> None:
+    job = hedging(make)
+    assert job.handle(committed(worker, lease(0, attempt))) == [EndJob(Ending.COMPLETE)]
+    assert job.handle(committed(1 - worker, lease(0, 3 - attempt))) == []
+    assert job.rows == 8
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_hedged_task_survives_the_loss_of_either_worker_unsuspected(
+    make: Make, worker: int
+) -> None:
+    job = hedging(make)
+    assert job.handle(WorkerLost(worker, "killed")) == []
+    entry = job.entries["part-00000"]
+    assert (entry.holder, entry.losses) == (1 - worker, 0)
+    assert job.handle(WorkerLost(1 - worker, "killed")) == [StartWorker(2)]
+    assert (entry.state, entry.losses) == (State.PENDING, 1)
+
+
+def test_a_hedged_task_that_fails_on_one_worker_goes_on_on_the_other(make: Make) -> None:
+    job = hedging(make)
+    assert job.handle(TaskFailed(1, "part-00000", 2, "disk")) == []
+    assert job.handle(committed(0, lease(0, 1))) == [EndJob(Ending.COMPLETE)]
+
+
+def test_a_hedge_takes_the_task_that_waits_behind_another(make: Make) -> None:
+    job = make(count=3, workers=2)
+    job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
+    assert job.entries["part-00001"].holder == 0
+    assert job.handle(committed(1, lease(2))) == [Assign(1, lease(1, 2))]
+
+
+def test_no_task_is_given_to_three_and_no_suspect_to_two(make: Make) -> None:
+    job = make(count=3, workers=3)
+    job.handle(JobStarted(), WorkerReady(0), WorkerReady(1), WorkerReady(2))
+    assert job.handle(committed(2, lease(2)), committed(1, lease(1))) == [Assign(2, lease(0, 2))]
+    suspects = make(count=2, workers=2)
+    suspects.handle(JobStarted(), WorkerReady(0), WorkerReady(1), WorkerLost(0, "boom"))
+    suspects.handle(WorkerReady(2))
+    assert suspects.entries["part-00000"].holders == {2: 2}
+    assert suspects.handle(committed(1, lease(1))) == []
+
+
+def test_hedging_can_be_turned_off(make: Make) -> None:
+    job = make(count=2, workers=2, hedge=False)
+    job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
+    assert job.handle(committed(1, lease(1))) == []
+
+
 def test_three_workers_that_fail_to_start_end_the_job_with_their_reason(make: Make) -> None:
     job = make()
     assert job.handle(JobStarted()) == [StartWorker(0)]

@@ -19,6 +19,7 @@ from eagle_batch.errors import (
     StoppedError,
 )
 from eagle_batch.job.driver import run_job
+from eagle_batch.job.reports import PoolEvent
 from eagle_batch.job.store import LocalStore
 from eagle_batch.job.verify import verify
 from tests.job.fake_engine import LONG, OVERFLOW, RAISE, build_broken, build_refused
@@ -327,3 +328,27 @@ def test_the_driver_needs_neither_torch_nor_ray(repository: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=repository
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
+    """Worker 0 gets its first shards and then stands still; worker 1 makes the rest, and those."""
+    job = load_job(write_job(tmp_path, [f"topic {n}" for n in range(24)]))
+    made: list[InProcessPool] = []
+
+    class Standing(InProcessPool):
+        def poll(self, timeout: float) -> list[PoolEvent]:
+            if self._queue and self._queue[0][0] == 0 and self._pumps[0] >= 2:
+                self._queue.rotate(-1)
+                if self._queue[0][0] == 0:
+                    return []
+            return super().poll(timeout)
+
+    def make_pool(started: float) -> InProcessPool:
+        made.append(Standing(job.pipeline, job, started, size=2))
+        return made[0]
+
+    result = run_job(job, make_pool, Watch())
+    assert read_rows(tmp_path / "out") == expected_rows([f"topic {n}" for n in range(24)])
+    assert made[0]._pumps[0] == 2
+    assert result.metrics is not None
+    assert result.metrics["hedges"] >= 1
