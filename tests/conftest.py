@@ -11,6 +11,10 @@ from eagle_batch import demo
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Tiny models gain nothing from a second thread, and on a busy machine lose most of their time in
+# waiting for it. Set before torch loads; the workers of real jobs set their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
