@@ -32,6 +32,7 @@ LAZY = {
     "report": ("eagle_batch.cli_show", "report"),
     "show": ("eagle_batch.cli_show", "show"),
     "status": ("eagle_batch.cli_status", "status"),
+    "jobs": ("eagle_batch.cli_jobs", "jobs"),
 }
 
 
