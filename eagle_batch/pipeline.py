@@ -140,7 +140,11 @@ def _is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
 class Speculation(_Model):
     """How tokens are drafted; it changes the speed, never the text."""
 
-    method: Literal["eagle", "none"] = Field(default="eagle", description="How drafts are made.")
+    method: Literal["auto", "eagle", "none"] = Field(
+        default="auto",
+        description="auto measures while it runs and takes the draft that pays, or none; eagle "
+        "drafts in the shape given below; none decodes plainly.",
+    )
     head: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="Folder of the EAGLE head (relative to the pipeline file) or 'demo:<name>'; "
@@ -165,13 +169,20 @@ class Speculation(_Model):
     )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
-        eagle = self.method == "eagle"
+        eagle = self.method != "none"
         return [
             (
                 eagle and self.head is None,
                 (
                     ("head", "method"),
-                    "found no head and method 'eagle'; name a head's folder or set method: none",
+                    f"found no head with {self.method!r}; name a head's folder or set method: none",
+                ),
+            ),
+            (
+                self.method == "auto" and self.tree == "static",
+                (
+                    ("tree", "method"),
+                    "found static and auto, which chooses the tree itself; set method: eagle",
                 ),
             ),
             (

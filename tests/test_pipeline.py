@@ -29,7 +29,7 @@ seed: 0
 input: {path: data/topics.parquet, format: auto, id: id, columns: null, limit: null}
 target: {model: "demo:smollm2-135m-instruct", revision: null, dtype: float32, context: null}
 speculation:
-  method: eagle
+  method: auto
   head: heads/smollm2-135m-instruct-eagle3
   tree: dynamic
   depth: 4

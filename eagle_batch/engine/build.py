@@ -78,6 +78,7 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
         slots=spec.slots,
         context=context,
         prefill_chunk=spec.prefill_chunk,
+        auto=spec.auto,
     )
 
 

@@ -19,12 +19,14 @@ class Counters:
         self._target_passes = 0
         self._row_passes = 0
         self._round_tokens = 0
+        self._passes_by_shape: dict[str, int] = {}
         self._drafted_at = [0] * depth
         self._accepted_at = [0] * depth
 
-    def add_round(self, accepted: Sequence[int], depth: int) -> None:
+    def add_round(self, accepted: Sequence[int], depth: int, shape: str) -> None:
         """Count one verification pass that accepted so many drafted tokens in each row."""
         self._target_passes += 1
+        self._passes_by_shape[shape] = self._passes_by_shape.get(shape, 0) + 1
         self._row_passes += len(accepted)
         self._round_tokens += sum(accepted) + len(accepted)
         for level in range(depth):
@@ -44,6 +46,7 @@ class Counters:
             drafted_at=tuple(self._drafted_at),
             accepted_at=tuple(self._accepted_at),
             slot_passes=self._target_passes * self._slots,
+            passes_by_shape=tuple(sorted(self._passes_by_shape.items())),
             prefill_s=clock.seconds["prefill"],
             draft_s=clock.seconds["draft"],
             verify_s=clock.seconds["verify"],

@@ -10,6 +10,7 @@ Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a pa
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.clock import PhaseClock
+from eagle_batch.engine.controller import PLAIN, Controller, Shape, grid
 from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules
@@ -36,7 +38,7 @@ from eagle_batch.models.target import Target, TargetOutput
 class Engine:
     """One target, one optional drafter, `slots` rows on one device."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - parts, then sizes
         self,
         target: Target,
         drafter: Drafter | None,
@@ -46,6 +48,7 @@ class Engine:
         slots: int,
         context: int,
         prefill_chunk: int = 512,
+        auto: bool = False,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -53,6 +56,13 @@ class Engine:
         self.tokenizer = tokenizer
         self.context = context
         self._aux_layers = () if drafter is None else drafter.aux_layers
+        self._fixed = PLAIN
+        if drafter is not None:
+            self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes)
+        shapes = grid(self._fixed.depth, self._fixed.width, self._fixed.nodes)
+        self._controller = Controller(shapes) if auto and drafter is not None else None
+        #: Whether the drafter takes in what is committed; not while plain decoding is sure to win.
+        self._follows = drafter is not None
         nodes = 0 if drafter is None else drafter.nodes
         self.cache = target.new_cache(slots, context + nodes + 2)
         self._slots = Slots(slots, target.device)
@@ -123,12 +133,12 @@ class Engine:
 
     def _admit(self) -> None:
         requests = self._prefill.choose_group(self._waiting, self._slots.free)
-        rows = [Row(request) for request in requests]
+        rows = [Row(request, followed=self._follows) for request in requests]
         first = self._slots.add(rows)
         for slot, request in enumerate(requests, start=first):
             self._history.set_row(slot, request)
         with self._clock.phase("prefill"):
-            begun = self._prefill.run(rows, first, self._slots.params)
+            begun = self._prefill.run(rows, first, self._slots.params, follow=self._follows)
             stop = first + len(rows)
             self._slots.root_S[first:stop] = begun.tokens_B
             self._slots.length_S[first:stop] = torch.tensor(
@@ -143,9 +153,37 @@ class Engine:
             self._append(row, [token], begun.logprobs, place, finite=bool(finite))
 
     def _round(self) -> None:
-        state = self._state()
+        rows = self.active
+        shape = self._next_shape()
+        start = time.perf_counter()
+        emitted, depth = self._run_round(self._state(), shape)
+        if self._controller is not None:
+            seconds = time.perf_counter() - start
+            self._controller.observe(shape, rows, sum(emitted) + rows, seconds)
+        self._counters.add_round(emitted, depth, _name(shape, depth, self.drafter))
+
+    def _next_shape(self) -> Shape:
+        """Return the draft of the next round; plain without a drafter or where it does not pay."""
+        if self.drafter is None:
+            return PLAIN
+        if self._controller is None:
+            return self._fixed
+        self._follows = not self._controller.plain_for_good(self.active)
+        # A row that the drafter lost sight of would be drafted from stale features.
+        if not self._follows or not all(row.followed for row in self._slots.rows):
+            return PLAIN
+        shape = self._controller.choose(self.active)
+        if shape != PLAIN:
+            self.drafter.use(shape)
+        return shape
+
+    def _run_round(self, state: DraftState, shape: Shape) -> tuple[list[int], int]:
+        """Draft, verify, commit, extend; return the accepted tokens of each row, and the depth."""
         with self._clock.phase("draft"):
-            tree = root_tree(state.root_B) if self.drafter is None else self.drafter.draft(state)
+            if self.drafter is None or shape == PLAIN:
+                tree = root_tree(state.root_B)
+            else:
+                tree = self.drafter.draft(state)
         with self._clock.phase("verify"):
             output = self._verify(state, tree)
             logits_BNV = self.target.logits(output.hidden_BNH)
@@ -156,10 +194,13 @@ class Engine:
             result = _round_result(verdict, logits_BNV, chosen_BN)
             logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
-        if self.drafter is not None:
+        if self.drafter is not None and self._follows:
             with self._clock.phase("draft"):
                 self._extend(self.drafter, state, output, verdict)
-        self._account(result.tolist(), tree.depth, logprobs)
+        else:
+            for row in self._slots.rows:
+                row.followed = False
+        return self._account(result.tolist(), tree.depth, logprobs), tree.depth
 
     def _state(self) -> DraftState:
         slots = self._slots
@@ -209,7 +250,7 @@ class Engine:
         chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)
         drafter.extend(chain, features_BAF, verdict.tokens_BA)
 
-    def _account(self, result: list[list[int]], depth: int, logprobs: Logprobs | None) -> None:
+    def _account(self, result: list[list[int]], depth: int, logprobs: Logprobs | None) -> list[int]:
         accepted = []
         rows = zip(self._slots.rows, result, strict=True)
         for place, (row, (count, finite, *tokens)) in enumerate(rows):
@@ -219,7 +260,7 @@ class Engine:
             row.length += count + 1
             accepted.append(count)
             self._append(row, tokens[: count + 1], logprobs, place, finite=bool(finite))
-        self._counters.add_round(accepted, depth)
+        return accepted
 
     def _append(
         self,
@@ -265,6 +306,13 @@ def _round_result(verdict: Verdict, logits_BNV: Tensor, chosen_BN: Tensor) -> Te
     return torch.cat(
         (verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1
     )
+
+
+def _name(shape: Shape, depth: int, drafter: Drafter | None) -> str:
+    """Return the name of a round's draft in the metrics."""
+    if drafter is None or depth == 0:
+        return "plain"
+    return f"{shape.depth},{shape.width},{shape.nodes}"
 
 
 def _bucket(extent: int, capacity: int, size: int = 32) -> int:

@@ -71,13 +71,21 @@ class Prefill:
             group.append(waiting.popleft())
         return group
 
-    def run(self, rows: Sequence[Row], first_slot: int, params: RowParams) -> Begun:
-        """Prefill rows into consecutive slots and choose their first tokens."""
-        starts = [self._reuse_prefix(row, first_slot + i) for i, row in enumerate(rows)]
+    def run(
+        self, rows: Sequence[Row], first_slot: int, params: RowParams, *, follow: bool
+    ) -> Begun:
+        """Prefill rows into consecutive slots and choose their first tokens.
+
+        follow: whether the drafter takes the prompts in too.
+        """
+        starts = [
+            self._reuse_prefix(row, first_slot + i, follow=follow) for i, row in enumerate(rows)
+        ]
         group = _Group(
             prompts=[row.request.prompt_ids for row in rows],
             starts=starts,
             first_slot=first_slot,
+            drafter=self._drafter if follow else None,
             params=params.narrow(first_slot, first_slot + len(rows)),
             tokens_B=torch.zeros(len(rows), dtype=torch.int64, device=self._target.device),
             finite_B=torch.ones(len(rows), dtype=torch.bool, device=self._target.device),
@@ -87,7 +95,7 @@ class Prefill:
             self._run_chunk(group, offset, min(self._chunk, group.longest - offset))
         for row in rows:
             row.length = len(row.request.prompt_ids)
-        self._keep_prefix(rows[0], first_slot)
+        self._keep_prefix(rows[0], first_slot, follow=follow)
         logprobs = None
         if params.logprobs is not None:
             logits_B1V = self._target.logits(group.hidden_BH[:, None])
@@ -105,13 +113,13 @@ class Prefill:
         step = self._cache.step(
             group.first_slot, positions_BN, base_B, visible, positions_BN, extent
         )
-        aux_layers = () if self._drafter is None else self._drafter.aux_layers
+        aux_layers = () if group.drafter is None else group.drafter.aux_layers
         tokens_BN = _padded(group.prompts, bases, width, device)
         output = self._target.forward(tokens_BN, positions_BN, step, aux_layers)
         last_B = torch.tensor([len(p) - 1 for p in group.prompts], device=device) - base_B
         ends_B = (last_B >= 0) & (last_B < width)
         self._first_tokens(group, output.hidden_BNH, last_B, ends_B)
-        if self._drafter is not None:
+        if group.drafter is not None:
             next_BN = _padded(group.prompts, [base + 1 for base in bases], width, device)
             # The token after a prompt's last one is the token just chosen.
             place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
@@ -120,7 +128,7 @@ class Prefill:
             chain = CommittedChain(
                 group.first_slot, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
             )
-            self._drafter.extend(chain, features, next_BN)
+            group.drafter.extend(chain, features, next_BN)
 
     def _first_tokens(
         self, group: _Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor
@@ -137,7 +145,7 @@ class Prefill:
         group.finite_B.copy_(torch.where(ends_B, best_B.isfinite(), group.finite_B))
         group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_B1H[:, 0], group.hidden_BH))
 
-    def _reuse_prefix(self, row: Row, slot: int) -> int:
+    def _reuse_prefix(self, row: Row, slot: int, *, follow: bool) -> int:
         """Copy the known start of a prompt into its slot; return how many tokens it covers."""
         prompt = row.request.prompt_ids
         self.prompt_tokens += len(prompt)
@@ -145,17 +153,21 @@ class Prefill:
         if found is None:
             return 0
         prefix, usable = found
+        if follow and self._drafter is not None and prefix.draft_columns is None:
+            # Kept while the drafter did not follow; it would draft this row from nothing.
+            return 0
         self._cache.restore(slot, prefix.target_columns[:, :usable])
         if self._drafter is not None and prefix.draft_columns is not None:
             self._drafter.restore(slot, prefix.draft_columns[:, :usable])
         self.cached_tokens += usable
         return usable
 
-    def _keep_prefix(self, row: Row, slot: int) -> None:
+    def _keep_prefix(self, row: Row, slot: int, *, follow: bool) -> None:
         if not self._share:
             return
         length, self._share = self._share, 0
-        draft_columns = None if self._drafter is None else self._drafter.snapshot(slot, length)
+        drafter = self._drafter if follow else None
+        draft_columns = None if drafter is None else drafter.snapshot(slot, length)
         tokens = row.request.prompt_ids[:length]
         self._prefixes.put(SharedPrefix(tokens, self._cache.snapshot(slot, length), draft_columns))
 
@@ -179,6 +191,7 @@ class _Group:
     #: Tokens of each prompt that a shared prefix already covers.
     starts: Sequence[int]
     first_slot: int
+    drafter: Drafter | None
     params: RowParams
     tokens_B: Tensor
     finite_B: Tensor

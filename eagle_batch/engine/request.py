@@ -154,6 +154,8 @@ class EngineSpec:
     width: int = 4
     #: Drafted nodes for each row and round, the root excluded.
     nodes: int = 12
+    #: Choose the shape of each round while running, the one above being the largest.
+    auto: bool = False
     #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.
     paths: tuple[tuple[int, ...], ...] = ()
     #: Rows decoded together.
@@ -187,6 +189,8 @@ class EngineMetrics:
     accepted_at: tuple[int, ...] = ()
     #: Sum over passes of the slots there are; with `row_passes` it gives the share in use.
     slot_passes: int = 0
+    #: Verification passes by the shape of their draft, "plain" or "depth,width,nodes".
+    passes_by_shape: tuple[tuple[str, int], ...] = ()
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -212,11 +216,12 @@ class EngineMetrics:
         values: dict[str, Any] = {}
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            values[item.name] = (
-                _combine_by_depth(mine, theirs, sign)
-                if isinstance(mine, tuple)
-                else mine + sign * theirs
-            )
+            if item.name == "passes_by_shape":
+                values[item.name] = _combine_by_name(mine, theirs, sign)
+            elif isinstance(mine, tuple):
+                values[item.name] = _combine_by_depth(mine, theirs, sign)
+            else:
+                values[item.name] = mine + sign * theirs
         return EngineMetrics(**values)
 
 
@@ -224,6 +229,15 @@ def _combine_by_depth(a: tuple[int, ...], b: tuple[int, ...], sign: int) -> tupl
     depth = max(len(a), len(b))
     padded = zip(a + (0,) * (depth - len(a)), b + (0,) * (depth - len(b)), strict=True)
     return tuple(x + sign * y for x, y in padded)
+
+
+def _combine_by_name(
+    a: tuple[tuple[str, int], ...], b: tuple[tuple[str, int], ...], sign: int
+) -> tuple[tuple[str, int], ...]:
+    mine, theirs = dict(a), dict(b)
+    return tuple(
+        (name, mine.get(name, 0) + sign * theirs.get(name, 0)) for name in sorted({*mine, *theirs})
+    )
 
 
 def noise_key(seed: int, row_id: str, sample: int, stage: str) -> int:

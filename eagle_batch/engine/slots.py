@@ -30,6 +30,8 @@ class Row:
     finish_reason: FinishReason | None = None
     #: Where a stop string begins in the decoded text.
     text_end: int | None = None
+    #: Whether the drafter has followed this row from its first token on.
+    followed: bool = True
     #: Log-probability of each token, and the best tokens at its place, where asked for.
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)

@@ -94,6 +94,7 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         width=tree.width,
         nodes=tree.nodes,
         paths=tree.paths or (),
+        auto=tree.method == "auto",
     )
 
 

@@ -148,6 +148,9 @@ def test_metrics_add_and_subtract() -> None:
     a = EngineMetrics(rows=1, drafted_at=(3, 2), accepted_at=(2,), verify_s=0.5)
     b = EngineMetrics(rows=2, drafted_at=(1,), accepted_at=(1, 1), verify_s=0.25)
     assert (a + b).drafted_at == (4, 2)
+    c = EngineMetrics(passes_by_shape=(("1,1,1", 2), ("plain", 1)))
+    d = EngineMetrics(passes_by_shape=(("plain", 4),))
+    assert (c + d).passes_by_shape == (("1,1,1", 2), ("plain", 5))
     assert (a + b) - b == EngineMetrics(rows=1, drafted_at=(3, 2), accepted_at=(2, 0), verify_s=0.5)
     assert EngineMetrics().acceptance_length == 0.0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from eagle_batch.engine.controller import Shape, grid
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.static import StaticEagleDrafter, check_paths
 from eagle_batch.engine.engine import Engine
@@ -121,6 +122,39 @@ def test_batch_head_and_tree_leave_no_trace_in_the_text(kind: str, shape: str, s
     done = run(engine, requests)
     assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
     assert engine.metrics().acceptance_length > 1.05, "the random head never hit: the test is blind"
+
+
+class ScriptedController:
+    """Stands in for the controller: every shape in turn, and spells of giving speculation up."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def choose(self, rows: int) -> Shape:
+        shapes = grid(3, 4, 10)
+        return shapes[self._rounds % len(shapes)]
+
+    def observe(self, shape: Shape, rows: int, tokens: int, seconds: float) -> None:
+        assert rows <= tokens <= rows * (shape.depth + 1)
+        assert seconds > 0
+        self._rounds += 1
+
+    def plain_for_good(self, rows: int) -> bool:
+        return self._rounds // 25 % 2 == 1
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+def test_changing_the_shape_in_every_round_leaves_no_trace_in_the_text(scripted: bool) -> None:
+    target = tiny_target()
+    requests = mixed_requests(target.shape.vocab, count=40)
+    engine = build(target, "tree", slots=4, auto=True)
+    if scripted:
+        engine._controller = ScriptedController()  # type: ignore[assignment]
+    done = run(engine, requests)
+    assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
+    passes = dict(engine.metrics().passes_by_shape)
+    assert sum(passes.values()) == engine.metrics().target_passes
+    assert len(passes) >= 5, "hardly any shape was tried: the test is blind"
 
 
 def test_a_prefix_that_prompts_share_is_computed_once() -> None:

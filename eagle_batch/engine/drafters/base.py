@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.sampling import RowParams
 from eagle_batch.engine.tree import DraftTree
 
@@ -54,15 +55,20 @@ class Drafter(Protocol):
 
     #: Target features it wants: boundaries of decoder layers; () is the last hidden state.
     aux_layers: tuple[int, ...]
-    #: Drafted nodes of one tree, the root excluded, and their greatest depth.
+    #: Drafted nodes of one tree (the root excluded), their greatest depth, children of a node.
     nodes: int
     depth: int
+    width: int
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Take in committed tokens with the target's true features.
 
         Place i of a row pairs the feature at position start + i with the token at start + i + 1.
         """
+        ...
+
+    def use(self, shape: Shape) -> None:
+        """Draft in another shape from the next round on."""
         ...
 
     def draft(self, state: DraftState) -> DraftTree:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.sampling import RowParams, filtered_candidates
@@ -26,6 +27,11 @@ from eagle_batch.models.heads import Head
 
 #: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
 _CANDIDATES = 64
+
+
+def _most_nodes(depth: int, width: int, nodes: int) -> int:
+    """Return how many nodes a tree can have: no more than there are candidates."""
+    return min(nodes, width + (depth - 1) * width**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class EagleDrafter:
         self.aux_layers = config.aux_layers
         self.width = min(width, config.draft_vocab)
         self.depth = depth
-        self.nodes = min(nodes, self.width + (depth - 1) * self.width**2)
+        self.nodes = _most_nodes(depth, self.width, nodes)
+        self._widest = self.width
         weight = next(head.parameters())
         shape = CacheShape(
             1, slots, capacity + depth * self.width, config.kv_heads, config.head_dim
@@ -103,6 +110,13 @@ class EagleDrafter:
         )
         tokens_BM, parents_BM = select_nodes(everything, self.nodes)
         return build_tree(state.root_B, tokens_BM, parents_BM, self.depth)
+
+    def use(self, shape: Shape) -> None:
+        """Draft in this shape from the next round on; it may not exceed the one built with."""
+        assert shape.depth >= 1, "plain decoding needs no drafter"
+        self.depth = shape.depth
+        self.width = min(shape.width, self._widest)
+        self.nodes = _most_nodes(shape.depth, self.width, shape.nodes)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's keys, values and drafting state to another slot."""

@@ -1,0 +1,192 @@
+"""Chooses the draft shape of each round from what rounds have cost and yielded so far.
+
+Pure: it sees (shape, rows, tokens, seconds) of finished rounds and names the shape of the next one;
+it reads no clock and touches no tensor. What a row gains with a shape hardly depends on the batch,
+what a round costs does; so gains are kept by shape and costs by shape and number of rows. A shape
+is tried only while it might still turn out the best. Plain decoding is always among the shapes, so
+the choice falls back to it wherever drafting does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Row-rounds after which the first estimate of a shape is trusted.
+_TRIAL_ROW_ROUNDS = 40
+#: Rounds of a trial at least: the first round of a size is cold and hardly counts.
+_TRIAL_ROUNDS = 2
+#: Weight of the newest round in the running estimates of gains and of costs.
+_GAIN_BLEND, _COST_BLEND = 0.01, 0.05
+#: Rounds between two probes of a shape that is not in use, and rounds of a probe.
+_PROBE_EVERY, _PROBE_ROUNDS = 192, 3
+#: A shape whose estimate is below this share of the best is not probed again.
+_HOPELESS = 0.85
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """The draft of one round: levels, candidates of a node, drafted nodes; all 0 is plain."""
+
+    depth: int
+    width: int
+    nodes: int
+
+
+PLAIN = Shape(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is believed of one shape at one number of rows."""
+
+    shape: Shape
+    #: Tokens that a row gains in a round, the bonus token included.
+    tokens_per_row: float
+    #: Seconds of a round; None where it was never measured nor can be inferred.
+    seconds: float | None
+    rounds: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second and row."""
+        return self.tokens_per_row / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class _Mean:
+    """A mean that becomes a running one once it has seen enough."""
+
+    #: Least share of a new value.
+    blend: float
+    value: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float, weight: float) -> None:
+        self.weight += weight
+        self.value += (value - self.value) * max(weight / self.weight, self.blend)
+
+
+def grid(depth: int, width: int, nodes: int) -> tuple[Shape, ...]:
+    """Return the shapes to choose from, the given one being the largest; plain comes first."""
+    chains = [Shape(d, 1, d) for d in (1, 2, 3, depth) if d <= depth]
+    trees = [
+        Shape(d, width, n)
+        for d, n in ((2, nodes // 3), (3, nodes // 2), (depth, 2 * nodes // 3), (depth, nodes))
+        if width > 1 and d <= depth and n > d
+    ]
+    return tuple(dict.fromkeys([PLAIN, *chains, *trees]))
+
+
+class Controller:
+    """Keeps the estimates and names the next shape."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        assert PLAIN in shapes, "plain decoding must be a choice"
+        self._shapes = tuple(shapes)
+        self._gain = {shape: _Mean(_GAIN_BLEND) for shape in shapes}
+        self._rounds = dict.fromkeys(shapes, 0)
+        self._cost: dict[tuple[Shape, int], _Mean] = {}
+        self._total = 0
+        self._probe: tuple[Shape, int] | None = None
+        #: Shapes whose trial may not be over, by bucket of rows.
+        self._open: dict[int, list[Shape]] = {}
+
+    def choose(self, rows: int) -> Shape:
+        """Return the shape of the next round for so many rows."""
+        open_shapes = self._open.setdefault(_bucket(rows), list(self._shapes))
+        while open_shapes:
+            if self._on_trial(open_shapes[0], rows):
+                return open_shapes[0]
+            open_shapes.pop(0)
+        if self._probe is not None:
+            return self._probe[0]
+        return self.best(rows)
+
+    def best(self, rows: int) -> Shape:
+        """Return the shape with the highest estimated rate; plain where nothing is better."""
+        return max(self.estimates(rows), key=lambda e: (e.rate, e.shape == PLAIN)).shape
+
+    def observe(self, shape: Shape, rows: int, tokens: int, seconds: float) -> None:
+        """Learn from one finished round that emitted so many tokens over all rows."""
+        self._rounds[shape] += 1
+        self._total += 1
+        self._gain[shape].add(tokens / rows, rows)
+        cost = self._cost.setdefault((shape, _bucket(rows)), _Mean(_COST_BLEND))
+        # The first round of a size pays for allocations and kernels that the others find ready.
+        cost.add(seconds, 0.1 if cost.weight == 0 else 1.0)
+        self._plan_probe(rows)
+
+    def estimates(self, rows: int) -> list[Estimate]:
+        """Return what is believed of every shape at so many rows."""
+        return [
+            Estimate(
+                shape, self._gain[shape].value, self._seconds(shape, rows), self._rounds[shape]
+            )
+            for shape in self._shapes
+        ]
+
+    def plain_for_good(self, rows: int) -> bool:
+        """Whether every shape was tried and none comes near plain decoding."""
+        if self._open.get(_bucket(rows), self._shapes):
+            return False
+        found = {e.shape: e.rate for e in self.estimates(rows)}
+        return all(
+            rate < _HOPELESS * found[PLAIN] for shape, rate in found.items() if shape != PLAIN
+        )
+
+    def _on_trial(self, shape: Shape, rows: int) -> bool:
+        """Whether a shape is still being tried: too little is known, and it may yet be the best."""
+        seen = self._gain[shape].weight
+        if seen >= _TRIAL_ROW_ROUNDS:
+            return False
+        # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
+        hoped = shape.depth + 1.0
+        if self._rounds[shape] >= _TRIAL_ROUNDS:
+            hoped = min(hoped, self._gain[shape].value + shape.depth / seen**0.5)
+        seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
+        best = max(e.rate for e in self.estimates(rows))
+        return hoped >= best * seconds
+
+    def _least_seconds(self, shape: Shape, rows: int) -> float:
+        """Return what an untried shape costs at least: as much as any smaller one."""
+        known = [
+            e.seconds
+            for e in self.estimates(rows)
+            if e.seconds and e.shape.depth <= shape.depth and e.shape.nodes <= shape.nodes
+        ]
+        return max(known, default=0.0)
+
+    def _plan_probe(self, rows: int) -> None:
+        """Now and then run a promising shape that is not in use: acceptance and costs drift."""
+        if self._probe is not None:
+            shape, left = self._probe
+            self._probe = (shape, left - 1) if left > 1 else None
+            return
+        if self._total % _PROBE_EVERY or self._open.get(_bucket(rows)):
+            return
+        found = sorted(self.estimates(rows), key=lambda e: -e.rate)
+        others = [e for e in found[1:] if e.rate >= _HOPELESS * found[0].rate]
+        if others:
+            stalest = min(others, key=lambda e: e.rounds)
+            self._probe = (stalest.shape, _PROBE_ROUNDS)
+
+    def _seconds(self, shape: Shape, rows: int) -> float | None:
+        """Return the cost of a round, inferred from other numbers of rows where never measured."""
+        bucket = _bucket(rows)
+        known = self._cost.get((shape, bucket))
+        if known is not None:
+            return known.value
+        ratios = [
+            (abs(there - bucket), cost.value * here.value / reference.value)
+            for (other, there), cost in self._cost.items()
+            if other == shape
+            for (same, at), reference in self._cost.items()
+            if at == there and (here := self._cost.get((same, bucket))) is not None
+        ]
+        return min(ratios)[1] if ratios else None
+
+
+def _bucket(rows: int) -> int:
+    """Numbers of rows that cost about the same: 1, 2, 3-4, 5-8, 9-16, ..."""
+    return max(0, rows - 1).bit_length()
