@@ -53,13 +53,18 @@ def show(
 
 @click.command()
 @click.argument("output")
-def report(*, output: str) -> None:
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Price of one worker-hour (a GPU-hour, on GPUs): adds the cost of a million tokens.",
+)
+def report(*, output: str, price: float | None) -> None:
     """Make report.html and the data set card of an OUTPUT anew."""
     from eagle_batch.job.store import open_store
     from eagle_batch.report.write import write_reports
 
     store = open_store(output)
-    for key in write_reports(store):
+    for key in write_reports(store, price):
         click.echo(f"{store.name}/{key}")
 
 

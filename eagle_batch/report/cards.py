@@ -15,10 +15,12 @@ from eagle_batch.report.output import OutputFacts
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
 
-#: Characters of a text in a table, and stages in the histogram.
+#: Characters of a text in a table.
 CELL = 160
-#: Points of the timeline between two moments whose difference is shown.
+#: Stretches of the timeline whose averages are shown.
 STRETCHES = 60
+#: Draft shapes that are shown, the most used ones.
+MOST_SHAPES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def make_cards(
     occupancy, acceptance = _over_time(facts)
     cards = [*_throughput(facts), *occupancy, *_positions(facts), *acceptance]
     cards += [*_time(facts), *_stages(statistics), *_lengths(statistics), *_workers(facts)]
+    cards += _shapes(facts)
     cards += [*_failures(reasons, examples), *_worker_tables(facts)]
     return [*cards, *_notable(statistics), *_runs(facts)]
 
@@ -115,6 +118,22 @@ def _stages(statistics: RowStatistics) -> Iterator[Card]:
             _svg(plots.bars("stages", stages, ".2f", base=1.0)),
             ", ".join(f"{name} {value:.2f}" for name, value in stages),
         )
+
+
+def _shapes(facts: OutputFacts) -> Iterator[Card]:
+    """Show what the controller chose; a fixed shape needs no picture."""
+    passes = facts.metrics["engine"].get("passes_by_shape", []) if facts.metrics else []
+    total = sum(count for _, count in passes)
+    if len(passes) < 2 or not total:
+        return
+    ordered = sorted(passes, key=lambda item: -item[1])[:MOST_SHAPES]
+    shares = [(name, count / total) for name, count in ordered]
+    yield Card(
+        "Draft shapes",
+        "Share of the target's passes that checked a draft of each shape; see speculation.method.",
+        _svg(plots.bars("shapes", shares, ".1%")),
+        ", ".join(f"{name} {share:.1%}" for name, share in shares),
+    )
 
 
 def _over_time(facts: OutputFacts) -> tuple[list[Card], list[Card]]:

@@ -28,15 +28,20 @@ class Tile:
     label: str
 
 
-def render_report(store: Objects) -> str:
-    """Return the page; raises LedgerError where there is no job, StoreError where it is gone."""
+def render_report(store: Objects, price: float | None = None) -> str:
+    """Return the page; `price` is that of one worker-hour.
+
+    Raises LedgerError where there is no job, StoreError where the store fails.
+    """
     facts = read_facts(store)
     statistics = read_statistics(store, facts)
     cards = make_cards(facts, statistics, *reasons(store, facts))
-    return render(facts, statistics, cards)
+    return render(facts, statistics, cards, price)
 
 
-def render(facts: OutputFacts, statistics: RowStatistics, cards: list[Card]) -> str:
+def render(
+    facts: OutputFacts, statistics: RowStatistics, cards: list[Card], price: float | None = None
+) -> str:
     """Return the page of what was read; every text of the data is escaped."""
     templates = resources.files("eagle_batch.report") / "templates"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -49,7 +54,7 @@ def render(facts: OutputFacts, statistics: RowStatistics, cards: list[Card]) -> 
         complete=facts.complete,
         state=_state(facts),
         subtitle=_subtitle(facts),
-        tiles=_tiles(facts),
+        tiles=_tiles(facts, price),
         cards=cards,
         samples=statistics.samples,
         command=shlex.join(map(str, about.get("command", []))),
@@ -78,7 +83,7 @@ def _subtitle(facts: OutputFacts) -> str:
     return ", ".join(parts)
 
 
-def _tiles(facts: OutputFacts) -> list[Tile]:
+def _tiles(facts: OutputFacts, price: float | None) -> list[Tile]:
     tiles = [
         Tile(f"{facts.rows:,}", f"rows out of {facts.units:,}"),
         Tile(f"{facts.quarantined:,}", "rows quarantined"),
@@ -94,6 +99,12 @@ def _tiles(facts: OutputFacts) -> list[Tile]:
         Tile(duration(seconds), f"generating, {_workers(facts.metrics)}"),
         Tile(_compact(_tokens_an_hour(facts.metrics)), f"tokens a {_device(facts.metrics)}-hour"),
     ]
+    speed = _tokens_an_hour(facts.metrics)
+    if price is not None and speed:
+        cost = f"{1e6 * price / speed:,.2f}"
+        tiles.append(
+            Tile(cost, f"for a million tokens, at {price:g} a {_device(facts.metrics)}-hour")
+        )
     return tiles
 
 

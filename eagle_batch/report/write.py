@@ -6,13 +6,14 @@ from eagle_batch.report.card import CARD, render_card
 from eagle_batch.report.output import Objects
 
 
-def write_reports(store: Objects) -> tuple[str, ...]:
+def write_reports(store: Objects, price: float | None = None) -> tuple[str, ...]:
     """Make report and card anew from what the output holds; returns their keys.
 
-    Raises LedgerError where there is no job, StoreError where the store fails.
+    `price` of one worker-hour, in any currency, adds the cost of a million tokens. Raises
+    LedgerError where there is no job, StoreError where the store fails.
     """
     from eagle_batch.report.page import REPORT, render_report
 
-    store.put_replace(REPORT, render_report(store).encode("utf-8", "replace"))
+    store.put_replace(REPORT, render_report(store, price).encode("utf-8", "replace"))
     store.put_replace(CARD, render_card(store).encode("utf-8", "replace"))
     return REPORT, CARD

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from eagle_batch.cli import main
 from eagle_batch.errors import LedgerError
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.report.output import read_facts
@@ -164,6 +166,29 @@ def test_hours_of_work_are_shown_in_hours(tmp_path: Path) -> None:
     document["series"] = [{"at": at, "tokens": at * 7, "units": 0} for at in range(0, 40_000, 900)]
     store.put_replace("_job/metrics.json", json.dumps(document).encode())
     assert "hours" in Page(render_report(store)).text
+
+
+def test_a_price_becomes_the_cost_of_a_million_tokens(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    document["engine"]["completion_tokens"] = 500_000
+    document["workers"] = [document["workers"][0] | {"pump_seconds": 1800.0, "device": "cuda"}] * 2
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    # Two workers for half an hour each made half a million: a million costs two hours.
+    result = CliRunner().invoke(main, ["report", store.root, "--price", "2.5"])
+    assert result.exit_code == 0, result.output
+    text = Page((Path(store.root) / "report.html").read_text("utf-8")).text
+    assert "5.00 for a million tokens, at 2.5 a GPU-hour" in text
+
+
+def test_the_shapes_that_were_chosen_are_shown_where_there_was_a_choice(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    assert "Draft shapes" not in Page(render_report(store)).text
+    document["engine"]["passes_by_shape"] = [["chain 2", 30], ["plain", 90]]
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    labels = [value for _, value in Page(render_report(store)).attributes]
+    assert "Draft shapes: plain 75.0%, chain 2 25.0%" in labels
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
