@@ -1,4 +1,4 @@
-"""The view of a running job: a live line on a terminal, a plain line now and then elsewhere."""
+"""Views of a running job: plain lines, JSON lines, and the choice between them and `live`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 #: Seconds between two plain lines.
 PLAIN_EVERY_S = 10.0
@@ -93,7 +92,11 @@ class View(Protocol):
 
 def make_view(console: Console, *, plain: bool) -> View:
     """Return a live view where the console is a terminal, else one of plain lines."""
-    return PlainView(console) if plain or not console.is_terminal else LiveView(console)
+    if plain or not console.is_terminal:
+        return PlainView(console)
+    from eagle_batch.report.live import LiveView
+
+    return LiveView(console)
 
 
 class PlainView:
@@ -116,34 +119,6 @@ class PlainView:
 
     def close(self) -> None:
         """Do nothing: lines stay."""
-
-
-class LiveView:
-    """A bar that moves."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            BarColumn(bar_width=24), TextColumn("{task.description}"), console=console
-        )
-        self._task = self._progress.add_task("starting workers", total=None)
-        self._progress.start()
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Move the bar; a row that no commit holds yet moves it too, but never to its end."""
-        done = snapshot.completed
-        if snapshot.committed < snapshot.units:
-            done = min(done, snapshot.units - 1)
-        self._progress.update(
-            self._task, total=snapshot.units, completed=done, description=describe(snapshot)
-        )
-
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._progress.stop()
 
 
 class JsonView:

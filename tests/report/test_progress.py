@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 from rich.console import Console
 
-from eagle_batch.report.progress import LiveView, PlainView, describe, duration, make_view
+from eagle_batch.report.live import LiveView
+from eagle_batch.report.progress import PlainView, describe, duration, make_view
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,6 @@ def test_a_plain_line_is_not_broken_by_a_narrow_console() -> None:
     out = io.StringIO()
     PlainView(Console(file=out, width=20)).say("a long line [with brackets] that stays whole")
     assert out.getvalue() == "a long line [with brackets] that stays whole\n"
-
-
-def test_the_live_bar_is_not_full_before_the_last_commit() -> None:
-    out = io.StringIO()
-    view = LiveView(Console(file=out, force_terminal=True, width=200))
-    view.update(replace(Point(), completed=1000, committed=968))
-    [task] = view._progress.tasks
-    assert task.completed == 999
-    view.update(replace(Point(), completed=1000, committed=1000))
-    assert task.completed == task.total == 1000
-    view.say("a line above")
-    view.close()
-    assert "a line above" in out.getvalue()
 
 
 @pytest.mark.parametrize(
