@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from eagle_batch.cli_cluster import address_option, exit_code, jobs_api, submit_to
 from eagle_batch.errors import EagleBatchError, ExitCode
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ LAZY = {
     "show": ("eagle_batch.cli_show", "show"),
     "status": ("eagle_batch.cli_status", "status"),
     "jobs": ("eagle_batch.cli_jobs", "jobs"),
+    "logs": ("eagle_batch.cli_cluster", "logs"),
+    "stop": ("eagle_batch.cli_cluster", "stop"),
 }
 
 
@@ -113,8 +116,10 @@ def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline
     is_flag=True,
     help="Replay the quarantined rows of a complete output into OUTPUT-replay.",
 )
+@address_option
+@click.option("--detach", is_flag=True, help="Return at once where a cluster runs the job.")
 @click.pass_context
-def submit(
+def submit(  # noqa: PLR0913 - one parameter an option
     ctx: click.Context,
     *,
     pipeline: str,
@@ -123,6 +128,8 @@ def submit(
     dashboard: bool,
     form: str | None,
     only_errors: bool,
+    address: str | None,
+    detach: bool,
 ) -> None:
     """Run a pipeline, or what is left of it.
 
@@ -141,6 +148,9 @@ def submit(
             click.echo(f"nothing to replay: {loaded.output.path} has no quarantined rows")
             return
         loaded = quarantined
+    cluster = jobs_api(address)
+    if cluster is not None:
+        ctx.exit(int(exit_code(submit_to(cluster, loaded, detach=detach))))
     console = Console()
     view = _make_view(loaded, console, form)
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from eagle_batch.cli_cluster import jobs_api, submit_to
 from eagle_batch.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -146,7 +147,10 @@ def run(
 
     loaded = _load(job, folder)
     chosen = _chosen(loaded, tick, at)
-    world = Surroundings(_executor(plain=plain), lambda text: click.echo(text, err=True))
+    world = Surroundings(
+        _executor(jobs_api(loaded.file.cluster.address), plain=plain),
+        lambda text: click.echo(text, err=True),
+    )
     outcome = run_tick(loaded, chosen, world)
     click.echo(_ended(loaded, outcome))
     ctx.exit(int(outcome.exit_code))
@@ -171,10 +175,13 @@ def _ended(job: ScheduledJob, outcome: Outcome) -> str:
     return f"{job.name}: tick {done.tick} {how}: {rows}, {done.output}"
 
 
-def _executor(*, plain: bool) -> Callable[[Pipeline], Made]:
+def _executor(address: str | None, *, plain: bool) -> Callable[[Pipeline], Made]:
     from eagle_batch.schedule.run import Made
 
-    def on_this_machine(pipeline: Pipeline) -> Made:
+    def execute(pipeline: Pipeline) -> Made:
+        if address is not None:
+            ended = submit_to(address, pipeline)
+            return Made(0, 0) if ended is None else Made(ended.rows, ended.quarantined)
         from rich.console import Console
 
         from eagle_batch.job import submit
@@ -187,7 +194,7 @@ def _executor(*, plain: bool) -> Callable[[Pipeline], Made]:
             view.close()
         return Made(result.rows, result.quarantined)
 
-    return on_this_machine
+    return execute
 
 
 @jobs.command()

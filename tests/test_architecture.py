@@ -28,6 +28,7 @@ MODULES_AT_THE_ROOT = {
     "cli_show": "cli",
     "cli_status": "cli",
     "cli_jobs": "cli",
+    "cli_cluster": "cli",
     "demo": "demo",
     "errors": "errors",
 }
@@ -51,7 +52,7 @@ ARROWS = {
 
 #: library -> where it may be imported, at any depth of the code.
 LIBRARIES = {
-    "ray": {"job/pool.py", "job/submit.py"},
+    "ray": {"job/pool.py", "job/submit.py", "job/cluster.py"},
     "torch": {"models/", "engine/", "training/", "demo.py"},
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }

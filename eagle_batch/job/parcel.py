@@ -1,0 +1,119 @@
+"""What travels to a cluster with a submission: pipeline, local input files, package versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from eagle_batch.data.files import FoundFile, find_files
+from eagle_batch.errors import ConfigError
+from eagle_batch.fingerprint import resolved
+from eagle_batch.job import launch
+from eagle_batch.locations import is_demo, is_url
+from eagle_batch.pipeline import Pipeline
+
+#: Packages on which texts depend.
+PACKAGES = (launch.OURS, "ray", "torch", "transformers", "tokenizers")
+#: Ray refuses a working directory of more than 500 MiB.
+MOST_BYTES = 400 << 20
+#: Arguments of Python that run a pipeline.
+COMMAND = ("-m", "eagle_batch", "submit")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A folder that is ready to travel."""
+
+    folder: Path
+    output: str
+    name: str
+    #: Digest of the pipeline and its input: the same for the same work.
+    digest: str
+    #: What the user should know about paths that do not travel.
+    notes: tuple[str, ...]
+
+
+def pack(pipeline: Pipeline, folder: Path, command: Sequence[str] = COMMAND) -> Parcel:
+    """Fill an empty folder; raises DataError about the input, ConfigError about its size."""
+    # Paths in a store stay: the cluster may be the only one that can read them.
+    patterns = [path for path in pipeline.input.path if not is_url(path)]
+    local = find_files(patterns, pipeline.input.format) if patterns else ()
+    _refuse_too_much(local)
+    travelling = _names(local)
+    for file in local:
+        target = folder / travelling[file.path]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file.path, target)
+    document = resolved(pipeline)
+    document["input"]["path"] = _paths(pipeline, travelling)
+    text = json.dumps(document, sort_keys=True)
+    (folder / "pipeline.yaml").write_text(text, encoding="utf-8")
+    manifest = {
+        "versions": _versions(),
+        "command": list(command),
+        "changed": {name: Path(path).stat().st_mtime_ns for path, name in travelling.items()},
+    }
+    (folder / launch.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    shutil.copy(launch.__file__, folder / "launch.py")
+    tags = [file.tag for file in local]
+    digest = hashlib.sha256(json.dumps([document, tags], sort_keys=True).encode()).hexdigest()[:32]
+    return Parcel(folder, pipeline.output.path, pipeline.name, digest, _notes(pipeline))
+
+
+def _paths(pipeline: Pipeline, travelling: dict[str, str]) -> list[str]:
+    """Return `input.path` as it is in the parcel, in the order of the pipeline."""
+    paths: list[str] = []
+    for pattern in pipeline.input.path:
+        if is_url(pattern):
+            paths.append(pattern)
+        else:
+            files = find_files([pattern], pipeline.input.format)
+            paths += (travelling[file.path] for file in files)
+    return list(dict.fromkeys(paths))
+
+
+def _refuse_too_much(files: Sequence[FoundFile]) -> None:
+    size = sum(file.size for file in files)
+    if size > MOST_BYTES:
+        raise ConfigError(
+            f"input.path: found {size >> 20} MiB of local files; at most {MOST_BYTES >> 20} MiB "
+            "travel with a submission; put them where all nodes can read them (s3://, gs://, az://)"
+        )
+
+
+def _names(files: Sequence[FoundFile]) -> dict[str, str]:
+    """Return the name of each file in the parcel; their places to each other stay as they are."""
+    if not files:
+        return {}
+    parents = [str(Path(file.path).parent) for file in files]
+    common = os.path.commonpath(parents)
+    return {file.path: f"input/{Path(file.path).relative_to(common).as_posix()}" for file in files}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _notes(pipeline: Pipeline) -> tuple[str, ...]:
+    places = {
+        "target.model": pipeline.target.model,
+        "speculation.head": pipeline.speculation.head,
+        "output.path": pipeline.output.path,
+    }
+    return tuple(
+        f"{key}: {path} does not travel; it is taken for a folder that every node has"
+        for key, path in places.items()
+        if path is not None and not is_url(path) and not is_demo(path) and Path(path).is_absolute()
+    )
