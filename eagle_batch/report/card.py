@@ -64,7 +64,7 @@ def _head(facts: OutputFacts) -> str:
     return (
         f"# {facts.pipeline['name']}\n\n"
         f"{facts.rows:,} rows of synthetic text in {len(facts.data_keys):,} Parquet files, made by "
-        f"`{facts.pipeline['target']['model']}` with eagle-batch.{state}\n"
+        f"`{_shown(facts.pipeline['target']['model'])}` with eagle-batch.{state}\n"
     )
 
 
@@ -116,9 +116,9 @@ def _making(facts: OutputFacts) -> str:
     revision = target["revision"] or "not named"
     rest = "" if facts.complete else " + the rest, not made yet"
     errors = f"{facts.quarantined:,} in `errors/`"
-    head = "none" if speculation["head"] is None else f"`{speculation['head']}`"
+    head = "none" if speculation["head"] is None else f"`{_shown(speculation['head'])}`"
     values = (
-        ("target", f"`{target['model']}`, revision {revision}, {target['dtype']}"),
+        ("target", f"`{_shown(target['model'])}`, revision {revision}, {target['dtype']}"),
         ("head", f"{head}; it changes the speed, never the text"),
         ("seed", f"{facts.pipeline['seed']}, fingerprint `{facts.fingerprint[:16]}`"),
         ("rows", f"{facts.units:,} = {facts.rows:,} here + {errors}{rest}"),
@@ -139,6 +139,11 @@ POINTERS = (
     "The pipeline, with every default, is in `_job/pipeline.json`; speed and acceptance are in "
     "[report.html](report.html). `eagle-batch verify` proves that no row is missing."
 )
+
+
+def _shown(name: str) -> str:
+    """Return the name of a model without the folders of the machine that ran it."""
+    return name.rstrip("/").rpartition("/")[2] if name.startswith("/") else name
 
 
 def _tokens(facts: OutputFacts) -> int:

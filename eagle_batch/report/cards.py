@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from eagle_batch.report import plots
-from eagle_batch.report.output import OutputFacts
+from eagle_batch.report.output import Failures, OutputFacts
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
 
@@ -53,18 +52,13 @@ class Card:
     wide: bool = False
 
 
-def make_cards(
-    facts: OutputFacts,
-    statistics: RowStatistics,
-    reasons: Counter[str],
-    examples: dict[str, dict[str, Any]],
-) -> list[Card]:
+def make_cards(facts: OutputFacts, statistics: RowStatistics, failures: Failures) -> list[Card]:
     """Return the cards for which there is something to show."""
     occupancy, acceptance = _over_time(facts)
     cards = [*_throughput(facts), *occupancy, *_positions(facts), *acceptance]
     cards += [*_time(facts), *_stages(statistics), *_lengths(statistics), *_workers(facts)]
     cards += _shapes(facts)
-    cards += [*_failures(reasons, examples), *_worker_tables(facts)]
+    cards += [*_failures(failures), *_worker_tables(facts)]
     return [*cards, *_notable(statistics), *_runs(facts)]
 
 
@@ -185,9 +179,7 @@ def _lengths(statistics: RowStatistics) -> Iterator[Card]:
         f"{stage.name}: " + ", ".join(f"{count:,} {end}" for end, count in stage.finishes.items())
         for stage in statistics.stages
     )
-    some = ""
-    if statistics.objects_read < statistics.objects:
-        some = f"From {statistics.objects_read:,} of {statistics.objects:,} shards. "
+    some = _some(statistics.objects_read, statistics.objects)
     means = ", ".join(f"{name} {values.mean():.0f}" for name, values in series)
     yield Card(
         "Completion length",
@@ -234,26 +226,31 @@ def _worker_row(worker: dict[str, Any]) -> tuple[str, ...]:
     return (str(worker["worker"]), where, worker["device"], *counts)
 
 
-def _failures(reasons: Counter[str], examples: dict[str, dict[str, Any]]) -> Iterator[Card]:
-    if not reasons:
+def _failures(failures: Failures) -> Iterator[Card]:
+    if not failures.counts:
         return
-    items = [(reason, float(count)) for reason, count in reasons.most_common()]
+    ordered = failures.counts.most_common()
     yield Card(
         "Quarantined rows by reason",
-        "They are in errors/*.parquet, each with its input row.",
-        _svg(plots.bars("reasons", items, ",.0f", bad=True)),
-        ", ".join(f"{reason} {count:,.0f}" for reason, count in items),
+        _some(failures.read, failures.objects)
+        + "They are in errors/*.parquet, each with its input row.",
+        _svg(plots.bars("reasons", [(r, float(n)) for r, n in ordered], ",.0f", bad=True)),
+        ", ".join(f"{reason} {count:,}" for reason, count in ordered),
     )
     head = (Column("reason"), Column("rows", number=True), *_columns("first row", "stage"))
     rows = []
-    for reason, count in reasons.most_common():
-        row = examples[reason]
+    for reason, count in ordered:
+        row = failures.examples[reason]
         rows.append((reason, f"{count:,}", row["id"], row["stage"] or "", _cell(row["message"])))
     yield Card(
         "An example of each reason",
         table=Table((*head, Column("message", text=True)), tuple(rows)),
         wide=True,
     )
+
+
+def _some(read: int, objects: int) -> str:
+    return f"From {read:,} of {objects:,} shards. " if read < objects else ""
 
 
 def _notable(statistics: RowStatistics) -> Iterator[Card]:

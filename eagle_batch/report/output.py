@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle_batch.errors import LedgerError
+
+T = TypeVar("T")
+
+#: Objects of a kind that are read; of more, so many at even distances.
+MOST_OBJECTS = 500
 
 #: Where the parts of a job's record lie.
 PIPELINE = "_job/pipeline.json"
@@ -118,15 +123,35 @@ def read_table(store: Objects, key: str) -> pa.Table:
         ) from error
 
 
-def reasons(store: Objects, facts: OutputFacts) -> tuple[Counter[str], dict[str, dict[str, Any]]]:
-    """Return how many rows each reason quarantined, and one such row as an example."""
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Why rows are quarantined."""
+
+    #: Reason -> rows, and one such row as an example.
+    counts: Counter[str]
+    examples: dict[str, dict[str, Any]]
+    #: Objects that were read, of those that hold such rows.
+    read: int
+    objects: int
+
+
+def read_failures(store: Objects, facts: OutputFacts) -> Failures:
+    """Count the quarantined rows by reason."""
     counts: Counter[str] = Counter()
     examples: dict[str, dict[str, Any]] = {}
-    for key in facts.error_keys:
+    keys = spread(facts.error_keys, MOST_OBJECTS)
+    for key in keys:
         for row in read_table(store, key).to_pylist():
             counts[row["reason"]] += 1
             examples.setdefault(row["reason"], row)
-    return counts, examples
+    return Failures(counts, examples, len(keys), len(facts.error_keys))
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most so many items, at even distances."""
+    if len(items) <= most:
+        return list(items)
+    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _json(store: Objects, key: str) -> dict[str, Any] | None:

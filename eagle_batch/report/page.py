@@ -13,7 +13,7 @@ import yaml
 from markupsafe import Markup
 
 from eagle_batch.report.cards import Card, make_cards
-from eagle_batch.report.output import Objects, OutputFacts, read_facts, reasons
+from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_failures
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowStatistics, read_statistics
 
@@ -35,7 +35,7 @@ def render_report(store: Objects, price: float | None = None) -> str:
     """
     facts = read_facts(store)
     statistics = read_statistics(store, facts)
-    cards = make_cards(facts, statistics, *reasons(store, facts))
+    cards = make_cards(facts, statistics, read_failures(store, facts))
     return render(facts, statistics, cards, price)
 
 
@@ -51,7 +51,7 @@ def render(
         name=facts.pipeline["name"],
         version=metadata.version("eagle-batch"),
         css=Markup((templates / "report.css").read_text("utf-8")),  # noqa: S704 - our own file
-        complete=facts.complete,
+        complete=_state(facts) == "complete",
         state=_state(facts),
         subtitle=_subtitle(facts),
         tiles=_tiles(facts, price),
@@ -65,10 +65,11 @@ def render(
 
 
 def _state(facts: OutputFacts) -> str:
-    if facts.complete:
+    """Return how the job ended; a run that died may have left its last state behind."""
+    ended = str(facts.metrics["state"]) if facts.metrics else "not begun"
+    if facts.complete and ended != "error_rate":
         return "complete"
-    ended = facts.metrics["state"] if facts.metrics else "not begun"
-    return str(ended).replace("_", " ")
+    return ended.replace("_", " ")
 
 
 def _subtitle(facts: OutputFacts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eagle_batch.report.measures import measures
-from eagle_batch.report.output import Objects, OutputFacts, read_table
+from eagle_batch.report.output import MOST_OBJECTS, Objects, OutputFacts, read_table, spread
 
-#: Data objects that are read; of more, so many at even distances.
-MOST_OBJECTS = 500
 #: Rows in each list, and rows that are shown as samples.
 LISTED = 8
 SAMPLES = 4
@@ -73,8 +71,8 @@ class RowStatistics:
 
 def read_statistics(store: Objects, facts: OutputFacts) -> RowStatistics:
     """Read the data objects of an output, one after the other."""
-    keys = _spread(facts.data_keys, MOST_OBJECTS)
-    shown = set(_spread(keys, SAMPLES))
+    keys = spread(facts.data_keys, MOST_OBJECTS)
+    shown = set(spread(keys, SAMPLES))
     parts: list[pa.Table] = []
     slowest: list[RowNote] = []
     lowest: list[RowNote] = []
@@ -96,15 +94,8 @@ def read_statistics(store: Objects, facts: OutputFacts) -> RowStatistics:
         stages=tuple(_stage(everything, name) for name in facts.stages) if parts else (),
         slowest=tuple(slowest),
         lowest=tuple(lowest),
-        samples=tuple(_spread(samples, SAMPLES)),
+        samples=tuple(spread(samples, SAMPLES)),
     )
-
-
-def _spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Return at most so many items, at even distances."""
-    if len(items) <= most:
-        return list(items)
-    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _order(numbers: pa.Table, measure: str, order: str = "ascending") -> Any:

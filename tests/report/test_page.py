@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from eagle_batch.cli import main
 from eagle_batch.errors import LedgerError
 from eagle_batch.job.store import Store, open_store
+from eagle_batch.report import statistics
 from eagle_batch.report.output import read_facts
 from eagle_batch.report.page import render_report
 from eagle_batch.report.statistics import read_statistics
@@ -119,16 +120,16 @@ def test_what_went_wrong_is_told(page: Page) -> None:
 
 
 def test_statistics_are_sums_over_the_parquet_rows(store: Store) -> None:
-    statistics = read_statistics(store, read_facts(store))
+    found = read_statistics(store, read_facts(store))
     rows = pq.ParquetDataset(f"{store.root}/data").read().to_pylist()
-    for index, stage in enumerate(statistics.stages):
+    for index, stage in enumerate(found.stages):
         items = [row["generation"][index] for row in rows]
         assert stage.tokens == sum(item["completion_tokens"] for item in items)
         assert stage.passes == sum(item["target_passes"] for item in items)
         assert sorted(stage.lengths) == sorted(item["completion_tokens"] for item in items)
         assert stage.finishes == {"length": 8}
-    assert len({(note.id, note.sample) for note in statistics.slowest}) == 8
-    assert statistics.samples[0].inputs == {"topic": "tides", "n": "0"}
+    assert len({(note.id, note.sample) for note in found.slowest}) == 8
+    assert found.samples[0].inputs == {"topic": "tides", "n": "0"}
 
 
 def test_a_job_of_one_token_a_row_and_no_error_has_a_report(tmp_path: Path) -> None:
@@ -158,6 +159,14 @@ def test_a_damaged_object_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_a_job_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="expected the output folder"):
         write_reports(open_store(str(tmp_path)))
+
+
+def test_of_very_many_shards_some_are_read_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MOST_OBJECTS", 2)
+    page = Page(render_report(finished(tmp_path, list("abcdefghijklmnop"))))
+    assert "From 2 of 4 shards." in page.text
 
 
 def test_hours_of_work_are_shown_in_hours(tmp_path: Path) -> None:
