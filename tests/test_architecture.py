@@ -52,7 +52,7 @@ ARROWS = {
 
 #: library -> where it may be imported, at any depth of the code.
 LIBRARIES = {
-    "ray": {"job/pool.py", "job/submit.py", "job/cluster.py"},
+    "ray": {"job/pool.py", "job/submit.py", "job/cluster.py", "job/telemetry.py"},
     "torch": {"models/", "engine/", "training/", "demo.py"},
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }

@@ -30,6 +30,7 @@ from eagle_batch.job.reports import (
 )
 from eagle_batch.job.spec import WorkerSpec
 from eagle_batch.job.tasks import Lease
+from eagle_batch.job.telemetry import Telemetry
 from eagle_batch.pipeline import Workers
 
 #: What an embedded Ray is told through its environment, unless the user told it something else.
@@ -49,6 +50,7 @@ class WorkerActor:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._worker: Any = None
+        self._telemetry = Telemetry(spec.pipeline.name)
 
     def start(self) -> WorkerInfo | Failure:
         """Build the engine."""
@@ -70,6 +72,7 @@ class WorkerActor:
             report: PumpReport = self._worker.pump(leases, seconds)
         except Exception as error:  # noqa: BLE001 - the worker's edge
             return Failure.of(error)
+        self._telemetry.count(report)
         return report
 
 
