@@ -69,10 +69,16 @@ class _Mean:
 
 def grid(depth: int, width: int, nodes: int) -> tuple[Shape, ...]:
     """Return the shapes to choose from, the given one being the largest; plain comes first."""
-    chains = [Shape(d, 1, d) for d in (1, 2, 3, depth) if d <= depth]
+    chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
         Shape(d, width, n)
-        for d, n in ((2, nodes // 3), (3, nodes // 2), (depth, 2 * nodes // 3), (depth, nodes))
+        for d, n in (
+            (2, nodes // 3),
+            (3, 5 * nodes // 12),
+            (depth, nodes // 2),
+            (depth, 2 * nodes // 3),
+            (depth, nodes),
+        )
         if width > 1 and d <= depth and n > d
     ]
     return tuple(dict.fromkeys([PLAIN, *chains, *trees]))

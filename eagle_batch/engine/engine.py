@@ -30,7 +30,7 @@ from eagle_batch.engine.request import Completion, EngineMetrics, Request
 from eagle_batch.engine.sampling import choose
 from eagle_batch.engine.slots import Row, Slots
 from eagle_batch.engine.tree import DraftTree, root_tree
-from eagle_batch.engine.verify import Verdict, walk
+from eagle_batch.engine.verify import Verdict, walk, walk_stepwise
 from eagle_batch.errors import Reason, RequestError
 from eagle_batch.models.target import Target, TargetOutput
 
@@ -187,11 +187,9 @@ class Engine:
         with self._clock.phase("verify"):
             output = self._verify(state, tree)
             logits_BNV = self.target.logits(output.hidden_BNH)
-            index_BN = state.index_B[:, None] + tree.depth_BN
             processed_BNV = self._history.adjust(logits_BNV, 0, tree, state.params)
-            chosen_BN = choose(processed_BNV, index_BN, state.params, self._eos_ids)
-            verdict = walk(tree, chosen_BN)
-            result = _round_result(verdict, logits_BNV, chosen_BN)
+            verdict = self._judge(state, tree, processed_BNV)
+            result = _round_result(verdict, logits_BNV)
             logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
         if self.drafter is not None and self._follows:
@@ -224,6 +222,20 @@ class Engine:
             0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
         )
         return self.target.forward(tree.tokens_BN, positions_BN, step, self._aux_layers)
+
+    def _judge(self, state: DraftState, tree: DraftTree, logits_BNV: Tensor) -> Verdict:
+        """Let the target choose at the nodes of the trees and walk down its choices."""
+        params = state.params
+        if not params.sampled or logits_BNV.device.type != "cpu":
+            index_BN = state.index_B[:, None] + tree.depth_BN
+            return walk(tree, choose(logits_BNV, index_BN, params, self._eos_ids))
+
+        def choose_at(rows_R: Tensor, nodes_R: Tensor, depth: int) -> Tensor:
+            index_R1 = state.index_B[rows_R, None] + depth
+            logits_R1V = logits_BNV[rows_R, nodes_R][:, None]
+            return choose(logits_R1V, index_R1, params.pick(rows_R), self._eos_ids)[:, 0]
+
+        return walk_stepwise(tree, choose_at)
 
     def _commit(self, state: DraftState, tree: DraftTree, verdict: Verdict) -> None:
         """Keep the accepted path's keys and move every row's root, length and index on."""
@@ -298,11 +310,11 @@ class Engine:
                 self.drafter.move_row(source, slot, length)
 
 
-def _round_result(verdict: Verdict, logits_BNV: Tensor, chosen_BN: Tensor) -> Tensor:
+def _round_result(verdict: Verdict, logits_BNV: Tensor) -> Tensor:
     """Pack what the host needs into one tensor `[B, 2 + A]`: accepted, finite, tokens."""
-    best_BN = logits_BNV.gather(-1, chosen_BN[..., None])[..., 0]
+    places_BA = verdict.path_BA * logits_BNV.shape[-1] + verdict.tokens_BA
     # A NaN anywhere wins the argmax, so the chosen logit tells of the whole place.
-    finite_B = best_BN.gather(1, verdict.path_BA).isfinite().all(1)
+    finite_B = logits_BNV.flatten(1).gather(1, places_BA).isfinite().all(1)
     return torch.cat(
         (verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1
     )

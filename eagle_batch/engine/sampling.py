@@ -59,6 +59,11 @@ class RowParams:
         tensors = [field.name for field in fields(self) if field.name.endswith("_B")]
         return replace(self, **{name: getattr(self, name)[rows] for name in tensors})
 
+    def pick(self, rows: Tensor) -> RowParams:
+        """Return the parameters of some rows, by index; the flags stay those of the whole."""
+        tensors = [field.name for field in fields(self) if field.name.endswith("_B")]
+        return replace(self, **{name: getattr(self, name)[rows] for name in tensors})
+
 
 def pack_params(
     params: Sequence[SamplingParams], keys: Sequence[int], device: torch.device

@@ -11,6 +11,7 @@ Shape legend: B rows, N nodes with the root, A = depth + 1 places of a path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -51,3 +52,36 @@ def walk(tree: DraftTree, chosen_BN: Tensor) -> Verdict:
         path.append(node_B)
     path_BA = torch.stack(path, dim=1)
     return Verdict(path_BA, chosen_BN.gather(1, path_BA), accepted_B)
+
+
+def walk_stepwise(tree: DraftTree, choose_at: Callable[[Tensor, Tensor, int], Tensor]) -> Verdict:
+    """Follow the target's choices, asking for a choice only where the walk arrives.
+
+    The same verdict as `walk`. It asks the host after every level whether any row goes on, which is
+    free on the CPU, and there a choice under noise costs more than a level.
+
+    choose_at(rows_R, nodes_R, depth) -> tokens_R: the choices of some rows at their nodes.
+    """
+    B = tree.tokens_BN.shape[0]
+    rows_R = torch.arange(B, device=tree.tokens_BN.device)
+    node_B = torch.zeros_like(rows_R)
+    accepted_B = torch.zeros_like(rows_R)
+    path_BA = torch.zeros((B, tree.depth + 1), dtype=torch.int64, device=rows_R.device)
+    tokens_BA = torch.zeros_like(path_BA)
+    parents_BN = tree.parents_BN.clone()
+    parents_BN[:, 0] = -1
+    for depth in range(tree.depth + 1):
+        chosen_R = choose_at(rows_R, node_B[rows_R], depth)
+        # Places behind the end repeat the last node and its choice.
+        path_BA[rows_R, depth:] = node_B[rows_R, None]
+        tokens_BA[rows_R, depth:] = chosen_R[:, None]
+        match_RN = (parents_BN[rows_R] == node_B[rows_R, None]) & (
+            tree.tokens_BN[rows_R] == chosen_R[:, None]
+        )
+        found_R = match_RN.any(1)
+        rows_R = rows_R[found_R]
+        if rows_R.numel() == 0:
+            break
+        node_B[rows_R] = match_RN[found_R].int().argmax(1)
+        accepted_B[rows_R] += 1
+    return Verdict(path_BA, tokens_BA, accepted_B)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 #: Rows that the blocked layout is chosen for; a round of a small batch has about as many.
 _TYPICAL_ROWS = 16
+#: Rows below which a blocked product takes longer than with this many (oneDNN 3.12, AVX-512).
+_LEAST_ROWS = 4
 
 
 class DecodingLinear(nn.Module):
@@ -29,6 +31,10 @@ class DecodingLinear(nn.Module):
         if self._blocked:
             return _blocked_product(x, self._weight, self.bias)
         return F.linear(x, self._weight, self.bias)
+
+    def padding(self, rows: int) -> int:
+        """Return how many empty rows to append to so many rows to make the product faster."""
+        return max(0, _LEAST_ROWS - rows) if self._blocked else 0
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return `residual + self(x)`, in one kernel where the types allow."""

@@ -59,14 +59,15 @@ class PackedDecoder:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
         x_RH = F.embedding(tokens_BN.flatten(), self._embed).float()
+        x_RH = _with_rows(x_RH, B * N + self._layers[0].qkv.padding(B * N))
         rotary = self._rotary(x_RH, positions_BN)
         captured = {}
         for index, layer in enumerate(self._layers):
             if index in aux_layers:
-                captured[index] = x_RH.to(self._dtype)
+                captured[index] = x_RH[: B * N].to(self._dtype)
             x_RH = self._attend(x_RH, layer, index, rotary, attention, (B, N))
             x_RH = self._feed_forward(x_RH, layer)
-        hidden = self._normed(x_RH, self._norm).view(B, N, -1)
+        hidden = self._normed(x_RH[: B * N], self._norm).view(B, N, -1)
         if not aux_layers:
             return hidden, None
         return hidden, torch.cat([captured[k] for k in aux_layers], dim=-1).view(B, N, -1)
@@ -90,7 +91,7 @@ class PackedDecoder:
         B, N = shape
         rotated_heads = self._heads + self._kv_heads
         qkv = layer.qkv(self._normed(x_RH, layer.attention_norm))
-        qkv = qkv.view(B * N, rotated_heads + self._kv_heads, self._head_dim)
+        qkv = qkv[: B * N].view(B * N, rotated_heads + self._kv_heads, self._head_dim)
         qk = self._rotate(qkv[:, :rotated_heads].float(), layer.qk_norm, rotary).to(self._dtype)
         heads_first = qk.view(B, N, rotated_heads, -1).transpose(1, 2)
         out = attention.attend(
@@ -101,7 +102,8 @@ class PackedDecoder:
             self._scale,
             layer.window,
         )
-        return layer.o.add_to(x_RH, out.transpose(1, 2).reshape(B * N, -1))
+        out_RH = out.transpose(1, 2).reshape(B * N, -1)
+        return layer.o.add_to(x_RH, _with_rows(out_RH, x_RH.shape[0]))
 
     def _rotate(self, qk: Tensor, qk_norm: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
         if qk_norm is not None:
@@ -116,6 +118,11 @@ class PackedDecoder:
 
     def _normed(self, x_RH: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x_RH, (x_RH.shape[-1],), weight, self._eps).to(self._dtype)
+
+
+def _with_rows(x: Tensor, rows: int) -> Tensor:
+    """Append empty rows up to a count."""
+    return x if x.shape[0] == rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))
 
 
 def is_packable(layers: nn.ModuleList, config: Any) -> bool:

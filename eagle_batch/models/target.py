@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
@@ -143,7 +144,9 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""
-        logits: Tensor = self._lm_head(hidden)
+        rows = hidden.shape[:-1].numel()
+        flat = F.pad(hidden.reshape(rows, -1), (0, 0, 0, self._lm_head.padding(rows)))
+        logits: Tensor = self._lm_head(flat)[:rows].view(*hidden.shape[:-1], -1)
         if self._logit_factor != 1.0:
             logits = logits * self._logit_factor
         if self._softcap is not None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_batch.engine.tree import Candidates, build_tree, root_tree, select_nodes
-from eagle_batch.engine.verify import walk
+from eagle_batch.engine.verify import walk, walk_stepwise
 
 
 @st.composite
@@ -57,9 +57,13 @@ def test_tree_and_walk_match_their_definitions(parents: list[int], data: st.Data
         seen = {i for i in range(nodes) if tree.ancestors_BNN[0, node, i]}
         assert seen == ancestors_of(parents, node)
         assert int(tree.depth_BN[0, node]) == depth_of(parents, node)
-    verdict = walk(tree, torch.tensor([chosen]))
+    chosen_BN = torch.tensor([chosen])
+    verdict = walk(tree, chosen_BN)
     count = int(verdict.accepted_B[0])
     assert verdict.tokens_BA[0, : count + 1].tolist() == plain_walk(parents, tokens, chosen)
+    stepwise = walk_stepwise(tree, lambda rows, nodes, _: chosen_BN[rows, nodes])
+    for name in ("path_BA", "tokens_BA", "accepted_B"):
+        assert torch.equal(getattr(verdict, name), getattr(stepwise, name))
 
 
 CASES = {
