@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ EMBEDDED_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray nices its workers to 15, so that anything else on the machine would starve the engine.
+    "RAY_worker_niceness": "0",
 }
 #: Memory of Ray's object store: only descriptors and counters pass through it.
 OBJECT_STORE_BYTES = 128 << 20
@@ -117,6 +120,8 @@ class RayPool:
         self._actors: dict[int, Any] = {}
         #: Calls that have not returned: worker, in the order of the calls.
         self._calls: dict[Any, int] = {}
+        #: How many of them there are of each worker.
+        self._pending: Counter[int] = Counter()
         self._starting: set[int] = set()
         #: When the oldest call of a worker began to run, by our clock.
         self._since: dict[int, float] = {}
@@ -147,12 +152,13 @@ class RayPool:
 
     def pending(self, worker: int) -> int:
         """Return how many calls of a worker were queued and have not returned."""
-        return sum(owner == worker for owner in self._calls.values())
+        return self._pending[worker]
 
     def _call(self, worker: int, reference: Any) -> None:
         if not self.pending(worker):
             self._since[worker] = time.monotonic()
         self._calls[reference] = worker
+        self._pending[worker] += 1
 
     def poll(self, timeout: float) -> list[PoolEvent]:
         """Wait until something happened, or for `timeout` seconds, and return what did."""
@@ -176,6 +182,7 @@ class RayPool:
         worker = self._calls.pop(reference, None)
         if worker is None:
             return  # of a worker that was dropped a moment ago
+        self._pending[worker] -= 1
         self._since[worker] = time.monotonic()
         try:
             result = ray.get(reference)
@@ -201,6 +208,7 @@ class RayPool:
 
         ray.kill(self._actors.pop(worker), no_restart=True)
         self._calls = {call: owner for call, owner in self._calls.items() if owner != worker}
+        del self._pending[worker]
         if worker in self._starting:
             self._starting.discard(worker)
             self._events.append(StartFailed(worker, failure))
@@ -216,6 +224,7 @@ class RayPool:
                 ray.kill(actor, no_restart=True)
         self._actors.clear()
         self._calls.clear()
+        self._pending.clear()
 
 
 def _first_lines(error: Exception) -> str:
