@@ -168,12 +168,11 @@ def _make_view(pipeline: Pipeline, console: Any, form: str | None) -> Recorder:
     """Return the view that was asked for, recorded for the report that is made at the end."""
     from eagle_batch.job.store import open_store
     from eagle_batch.report.progress import JsonView, make_view
-    from eagle_batch.report.recorder import Recorder
-    from eagle_batch.report.write import write_reports
+    from eagle_batch.report.write import recorded
 
     plain = form == "plain"
     view = JsonView(console) if form == "json" else make_view(console, plain=plain)
-    return Recorder(view, open_store(pipeline.output.path), write_reports)
+    return recorded(view, open_store(pipeline.output.path))
 
 
 def _result_numbers(result: JobResult) -> dict[str, Any]:

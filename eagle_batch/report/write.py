@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from eagle_batch.report.card import CARD, render_card
 from eagle_batch.report.output import Objects
+from eagle_batch.report.progress import View
+from eagle_batch.report.recorder import Recorder
+
+
+def recorded(view: View, store: Objects) -> Recorder:
+    """Return a view that, when it is closed, leaves report and card in the output it watched."""
+    return Recorder(view, store, write_reports)
 
 
 def write_reports(store: Objects, price: float | None = None) -> tuple[str, ...]:
