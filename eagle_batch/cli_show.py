@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command(short_help="Show rows and how they were decoded.")
 @click.argument("output")
 @click.option("--row", metavar="ID", help="Only the samples of this input row.")
-@click.option("--where", metavar="EXPR", help="Only rows for which this holds; see below.")
+@click.option("--where", metavar="EXPR", help="Only rows for which this holds; see above.")
 @click.option(
     "--sort", metavar="MEASURE", help="By a measure or a column, lowest first; e.g. acceptance."
 )
@@ -68,7 +68,7 @@ def report(*, output: str, price: float | None) -> None:
         click.echo(f"{store.name}/{key}")
 
 
-@click.command()
+@click.command(short_help="Print every field of a pipeline file.")
 def reference() -> None:
     """Print a pipeline file with every field, its default and what it means."""
     from eagle_batch.reference import reference_yaml

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from eagle_batch.job.status import JobStatus
 
 
-@click.command()
+@click.command(short_help="Show how far a job is.")
 @click.argument("output")
 @click.option("--watch", is_flag=True, help="Look again and again, until the job is at its end.")
 @click.option(

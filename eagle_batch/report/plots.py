@@ -117,7 +117,7 @@ def over_time(
 
     def paint(axes: Axes) -> None:
         axes.plot([p[0] for p in points], [p[1] for p in points], color=SERIES[colour])
-        axes.set_ylim(0, 1.05 if percent else 1.15 * max(p[1] for p in points))
+        axes.set_ylim(0, 1.05 if percent else 1.15 * max(p[1] for p in points) or 1.0)
         if percent:
             axes.yaxis.set_major_formatter(FuncFormatter(_percent))
         _time(axes, points[-1][0])
@@ -159,7 +159,7 @@ def bars(
         axes.invert_yaxis()
         if base is not None:
             axes.axvline(base, color=SOFT, linestyle="--", linewidth=1.0)
-        axes.set_xlim(0, max(values) * 1.18)
+        axes.set_xlim(0, max(values) * 1.18 or 1.0)
         axes.grid(visible=False)
         axes.tick_params(length=0)
         axes.set_xticks([])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from eagle_batch import demo
 from eagle_batch.job.store import Store
 from eagle_batch.report.card import LICENCES, render_card
 from eagle_batch.report.write import write_reports
@@ -71,5 +72,6 @@ def test_an_incomplete_job_says_so(tmp_path: Path) -> None:
     assert "The job is not complete" in render_card(store)
 
 
-def test_the_demo_target_s_licence_is_named() -> None:
+def test_the_licence_of_every_demo_target_is_named() -> None:
+    assert {f"{demo.PREFIX}{name}" for name in demo.TARGETS} == LICENCES.keys()
     assert all("Apache-2.0" in text for text in LICENCES.values())

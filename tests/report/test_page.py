@@ -9,6 +9,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from eagle_batch.cli import main
 from eagle_batch.errors import LedgerError
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.report import statistics
+from eagle_batch.report import plots, statistics
 from eagle_batch.report.output import read_facts
 from eagle_batch.report.page import render_report
 from eagle_batch.report.statistics import read_statistics
@@ -167,6 +168,13 @@ def test_of_very_many_shards_some_are_read_and_that_is_said(
     monkeypatch.setattr(statistics, "MOST_OBJECTS", 2)
     page = Page(render_report(finished(tmp_path, list("abcdefghijklmnop"))))
     assert "From 2 of 4 shards." in page.text
+
+
+def test_a_drawing_of_nothing_is_a_drawing() -> None:
+    assert "<svg" in plots.bars("x", [("one", 0.0)], ".2f")
+    assert "<svg" in plots.over_time("x", [(0.0, 0.0), (1.0, 0.0)])
+    assert "<svg" in plots.histogram("x", [("one", np.array([0, 0]))])
+    assert "<svg" in plots.workers([(0.0, 0), (0.5, 0)], [0.1])
 
 
 def test_hours_of_work_are_shown_in_hours(tmp_path: Path) -> None:
