@@ -47,7 +47,9 @@ def train_head(
     for path in files:
         chunks.append(store.chunk(path))
         on_file(path, len(chunks[-1].tokens_T))
-    return Trainer(config, model.float(), chunks, config.target).run(on_step)
+    # A folder's name means nothing on another machine; a hub id does.
+    name = "" if Path(target).is_dir() else target
+    return Trainer(config, model.float(), chunks, name).run(on_step)
 
 
 def load_target(target: str, dtype: torch.dtype) -> Any:
