@@ -31,6 +31,8 @@ ENTRYPOINT = "python launch.py"
 #: Seconds that a stopped job gets to commit what it can; Ray's own default is 3.
 STOP_SECONDS = 60
 POLL_S = 1.0
+#: Seconds that a cluster may be silent before a follower gives up.
+PATIENCE_S = 60.0
 RUNNING = frozenset({"PENDING", "RUNNING"})
 DIGEST = "eagle_batch_digest"
 _RESULT = re.compile(r"complete[^\n]*: (\d+) of \d+ rows, (\d+) quarantined")
@@ -172,13 +174,28 @@ class Cluster:
         return (max(found), found[max(found)]) if found else (0, None)
 
     def _info(self, submission: str) -> Any:
-        try:
-            return self._client.get_job_info(submission)
-        except RuntimeError:
-            return None
+        """Return what the cluster knows of a job, None where it knows nothing.
+
+        Raises StoppedError when the cluster is silent for longer than PATIENCE_S.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._client.get_job_info(submission)
+            except RuntimeError:
+                return None
+            except OSError as error:  # of the connection: requests' errors are OSErrors
+                if time.monotonic() > deadline:
+                    raise StoppedError(
+                        f"{self.address}: does not answer any more: {_first_line(error)}; the run "
+                        "may go on without us, and the same command attaches to it again"
+                    ) from error
+                time.sleep(POLL_S)
 
     async def _tail(self, submission: str, write: Write) -> str:
         """Pass lines on and return the last ones; after a break, shown ones are left out."""
+        from aiohttp import ClientError
+
         shown, text = 0, ""
         while True:
             skip = shown
@@ -190,7 +207,7 @@ class Cluster:
                         write(fresh)
                         shown += len(fresh)
                         text = (text + fresh)[-4000:]
-            except (RuntimeError, OSError):
+            except (RuntimeError, OSError, ClientError):
                 await asyncio.sleep(POLL_S)
             if not self.is_running(submission):
                 return text

@@ -60,6 +60,8 @@ def main() -> None:
     for name, changed in manifest["changed"].items():
         # A large file is known by its time of change, which unpacking has set to now.
         os.utime(here / name, ns=(changed, changed))
+    # Here is where it was sent to; what this variable names is for those outside.
+    os.environ.pop("RAY_API_SERVER_ADDRESS", None)
     command = [*manifest["command"], str(here / "pipeline.yaml"), "--plain"]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - our own arguments
 

@@ -172,6 +172,26 @@ def test_a_run_with_quarantined_rows_is_complete(jobs_api: Cluster, stand_in: St
     assert jobs_api.follow(name, lambda text: None) == Ended(6, 2)
 
 
+def test_a_cluster_that_falls_silent_is_waited_for_and_then_given_up(
+    jobs_api: Cluster, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = jobs_api.submit(parcel()).id
+    answers: list[Exception | Info] = [ConnectionError("reset"), stand_in.jobs[name]]
+
+    def answer(name: str) -> Info:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(stand_in, "get_job_info", answer)
+    assert jobs_api.is_running(name)
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.0)
+    answers[:] = [ConnectionError("refused")]
+    with pytest.raises(StoppedError, match="does not answer any more: refused; the run may go on"):
+        jobs_api.is_running(name)
+
+
 def test_nobody_at_the_address_says_what_was_expected() -> None:
     with pytest.raises(StoppedError, match=r"http://127.0.0.1:9: cannot talk to Ray's Jobs API"):
         Cluster("http://127.0.0.1:9")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,3 +263,16 @@ def test_the_real_daemon_ends_by_a_signal(tmp_path: Path) -> None:
         assert process.wait(30) == 0
     since = records_of(make_job(tmp_path, schedule={"cron": "0 0 1 1 *"})).since()
     assert abs((datetime.now(UTC) - since).total_seconds()) < 60
+
+
+def test_a_real_run_is_started_and_its_end_is_told(tmp_path: Path) -> None:
+    """The run is a process of its own; it fails at once, since its input is gone."""
+    job = make_job(tmp_path, retries=0)
+    (tmp_path / "pipeline" / "in.parquet").unlink()
+    records_of(job, utc("2026-01-01T00:00").timestamp).since()
+    command = [sys.executable, "-m", "eagle_batch", "jobs", "daemon", str(job.path), "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"nightly: tick \S+ starts, \d+ s after its time\n", done.stdout)
+    assert re.search(r"nightly: tick \S+ ended with code 2\n", done.stdout)
+    assert "in.parquet" in done.stderr

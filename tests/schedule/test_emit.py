@@ -76,6 +76,21 @@ def test_what_kubernetes_cannot_do_is_said(tmp_path: Path) -> None:
     assert "# schedule.cron: '30 2 * * *' is due between 01:00 and 03:59" in text
 
 
+def test_a_pod_that_only_submits_asks_for_little(tmp_path: Path) -> None:
+    job = make_job(tmp_path, cluster={"address": "http://head:8265"})
+    spec = document(cron_job(job, PLACE))["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
+
+
+@pytest.mark.parametrize("writer", [cron_job, ray_cron_job])
+def test_an_output_on_a_pod_s_own_disk_is_warned_of(writer: Any, tmp_path: Path) -> None:
+    change = {"output.path": "runs/{{ run.date }}", "workers.count": 1, "workers.gpus": 1}
+    (local,) = writer(make_job(tmp_path, set=change), PLACE).values()
+    (bucket,) = writer(gpus(tmp_path), PLACE).values()
+    assert "# set.output.path names a folder, runs: mount a volume" in local
+    assert "mount a volume" not in bucket
+
+
 @pytest.fixture(scope="module")
 def ray_cron_job_schema() -> dict[str, Any]:
     path = KUBERAY / "ray.io_raycronjobs.yaml"

@@ -117,6 +117,58 @@ def test_a_tick_whose_process_was_killed_is_run_again_at_once(tmp_path: Path) ->
     assert records_of(job).begun() == []
 
 
+RACER = """
+import sys, time
+from datetime import datetime
+from pathlib import Path
+from eagle_batch.errors import OutputBusyError
+from eagle_batch.schedule.jobfile import load_job
+from eagle_batch.schedule.run import Made, Surroundings, run_tick
+folder = Path(sys.argv[1])
+def execute(pipeline):
+    with (folder / "runs").open("a") as file:
+        file.write("run\\n")
+    time.sleep(0.3)
+    return Made(2, 0)
+job = load_job(folder / "nightly.yaml")
+print("ready", flush=True)
+while not (folder / "go").exists():
+    time.sleep(0.001)
+for _ in range(50):
+    try:
+        run_tick(job, datetime.fromisoformat(sys.argv[2]), Surroundings(execute, print))
+    except OutputBusyError:
+        time.sleep(0.01)
+"""
+
+
+def test_processes_that_race_for_a_tick_run_it_once(tmp_path: Path) -> None:
+    write_file(tmp_path)
+    command = [sys.executable, "-c", RACER, str(tmp_path), TICK.isoformat()]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    (tmp_path / "go").touch()
+    for racer in racers:
+        racer.communicate(timeout=120)
+        assert racer.returncode == 0
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+def test_records_in_an_object_store_mean_the_same(tmp_path: Path) -> None:
+    root = f"memory://{tmp_path.name}"
+    change = {"output.path": f"{root}/out-{{{{ run.date }}}}"}
+    job, world = make_job(tmp_path, set=change), World(failing(InterruptedRunError("stopped")))
+    with pytest.raises(InterruptedRunError):
+        run_tick(job, TICK, world.surroundings())
+    assert records_of(job).begun() == [TICK]
+    assert run_tick(job, TICK, world.surroundings()).finished.attempts == 2
+    assert run_tick(job, TICK, world.surroundings()).already
+    assert records_of(job).begun() == []
+    assert records_of(job, lambda: 5.0).since() == records_of(job).since()
+
+
 def failing(*errors: EagleBatchError) -> Callable[[Pipeline], Made]:
     left = list(errors)
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from eagle_batch.errors import ConfigError, ExitCode
+from eagle_batch.locations import is_url
 from eagle_batch.schedule.cron import warnings_lines
 from eagle_batch.schedule.emit.command import (
     Place,
@@ -70,9 +71,8 @@ def cron_job(job: ScheduledJob, place: Place) -> dict[str, str]:
         notes.append(
             f"catch_up is {job.file.catch_up}, and Kubernetes makes up the last missed tick only"
         )
-    return {
-        f"{job.name}-cronjob.yaml": _document(manifest, [*notes, *warnings_lines(job.schedule)])
-    }
+    notes += [*_lost_with_the_pod(job), *warnings_lines(job.schedule)]
+    return {f"{job.name}-cronjob.yaml": _document(manifest, notes)}
 
 
 def _job_spec(job: ScheduledJob, place: Place, script: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _job_spec(job: ScheduledJob, place: Place, script: str) -> dict[str, Any]:
         "env": [{"name": "RUN", "valueFrom": name}],
         "command": ["sh", "-c"],
         "args": [script],
-        "resources": _resources(_gpus_of_one_pod(job)),
+        "resources": _pod_resources(job),
     }
     return {
         "backoffLimit": LOST_PODS,
@@ -114,13 +114,13 @@ def _job_spec(job: ScheduledJob, place: Place, script: str) -> dict[str, Any]:
     }
 
 
-def _gpus_of_one_pod(job: ScheduledJob) -> int:
-    """Return the GPUs of a pod that runs everything itself; none where a cluster does the work."""
+def _pod_resources(job: ScheduledJob) -> dict[str, Any]:
+    """Return what a pod needs that runs everything itself, or one that only submits."""
     if job.file.cluster.address is not None:
-        return 0
+        return {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     workers = first_pipeline(job).workers
     each = 1.0 if workers.gpus == "auto" else workers.gpus
-    return math.ceil(each * (1 if workers.count == "auto" else workers.count))
+    return _resources(math.ceil(each * (1 if workers.count == "auto" else workers.count)))
 
 
 def _resources(gpus: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def ray_cron_job(job: ScheduledJob, place: Place) -> dict[str, str]:
             },
         },
     }
-    notes = [*RAY_CRON_JOB_NOTES, *warnings_lines(job.schedule)]
+    notes = [*RAY_CRON_JOB_NOTES, *_lost_with_the_pod(job), *warnings_lines(job.schedule)]
     return {f"{job.name}-raycronjob.yaml": _document(manifest, notes)}
 
 
@@ -188,6 +188,16 @@ def _pod(place: Place, name: str, resources: dict[str, Any]) -> dict[str, Any]:
             "tolerations": [GPU_TOLERATION],
         }
     }
+
+
+def _lost_with_the_pod(job: ScheduledJob) -> list[str]:
+    if is_url(job.root):
+        return []
+    text = (
+        f"set.output.path names a folder, {job.root}: mount a volume there that all pods share, or "
+        "name a bucket; what lies on a pod's own disk is lost with it"
+    )
+    return [text]
 
 
 def _document(manifest: dict[str, Any], notes: list[str]) -> str:
