@@ -364,31 +364,42 @@ class Coordinator:
     def _hand_out(self) -> list[Command]:
         """Lease pending tasks, first one to every worker, then a second."""
         commands: list[Command] = []
+        without = sum(not worker.holding for worker in self.workers.values())
         for load in range(IN_FLIGHT):
+            if not self._fresh and not self._suspects:
+                break
             for number, worker in self.workers.items():
                 if not worker.ready or len(worker.holding) != load:
                     continue
-                key = self._next_for(worker)
+                key = self._next_for(worker, without)
                 if key is not None:
-                    worker.holding.append(key)
-                    commands.append(Assign(number, self._lease(self.entries[key], number)))
+                    without -= not worker.holding
+                    commands.append(self._assign(number, self.entries[key]))
         if self.rules.hedge and not self._fresh and not self._suspects:
             commands += self._hedge()
         return commands
 
+    def _next_for(self, worker: WorkerState, without: int) -> str | None:
+        """Take the next task for a worker; a second one only where nobody is left without any."""
+        if any(self.entries[key].suspect for key in worker.holding):
+            return None
+        if self._fresh and (not worker.holding or len(self._fresh) > without):
+            return self._fresh.popleft()
+        if self._suspects and not worker.holding:
+            return self._suspects.popleft()
+        return None
+
     def _hedge(self) -> list[Command]:
         """Give tasks that are under way to workers that have nothing to do."""
-        commands: list[Command] = []
-        for number, worker in self.workers.items():
-            if worker.ready and not worker.holding and (entry := self._slowest()) is not None:
-                worker.holding.append(entry.task.key)
-                entry.hedged = True
-                self._hedges += 1
-                commands.append(Assign(number, self._lease(entry, number)))
-        return commands
+        idle = [n for n, worker in self.workers.items() if worker.ready and not worker.holding]
+        pairs = list(zip(idle, self._slowest(), strict=False)) if idle else []
+        for _, entry in pairs:
+            entry.hedged = True
+        self._hedges += len(pairs)
+        return [self._assign(number, entry) for number, entry in pairs]
 
-    def _slowest(self) -> Entry | None:
-        """Return the healthy task whose end is farthest, as far as we know.
+    def _slowest(self) -> list[Entry]:
+        """Return healthy tasks that one worker holds, those first whose end seems farthest.
 
         That is one behind another task on its worker, or else the one that was leased first.
         """
@@ -398,18 +409,11 @@ class Coordinator:
             for place, key in enumerate(worker.holding)
         )
         fit = [(p, e) for p, e in held if not (e.hedged or e.suspect or e.failures)]
-        return max(fit, key=lambda item: (item[0], -item[1].since), default=(0, None))[1]
+        return [entry for _, entry in sorted(fit, key=lambda item: (-item[0], item[1].since))]
 
-    def _next_for(self, worker: WorkerState) -> str | None:
-        """Take the next task for a worker; a second one only where nobody is left without any."""
-        if any(self.entries[key].suspect for key in worker.holding):
-            return None
-        without = sum(not other.holding for other in self.workers.values())
-        if self._fresh and (not worker.holding or len(self._fresh) > without):
-            return self._fresh.popleft()
-        if self._suspects and not worker.holding:
-            return self._suspects.popleft()
-        return None
+    def _assign(self, number: int, entry: Entry) -> Assign:
+        self.workers[number].holding.append(entry.task.key)
+        return Assign(number, self._lease(entry, number))
 
     def _lease(self, entry: Entry, holder: int) -> Lease:
         if not entry.holders:

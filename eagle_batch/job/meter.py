@@ -6,6 +6,7 @@ Rates are taken from the first token's worker on: loading models is not generati
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ SAMPLE_S = 2.0
 MOST_POINTS = 600
 #: Seconds over which the shown speed is averaged.
 WINDOW_S = 30.0
+#: Seconds between two points of that window; a thousand workers report more often.
+RECENT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,10 @@ class Meter:
         self._alive: set[int] = set()
         self._series: list[_Point] = []
         self._distance = SAMPLE_S
-        self._recent: list[_Point] = []
+        self._recent: deque[_Point] = deque()
+        # Kept beside the workers' own numbers: adding those up for each report takes too long.
+        self._total = EngineMetrics()
+        self._units = 0
         self.started_unix = time.time()
 
     def started(self, worker: int, info: WorkerInfo) -> None:
@@ -98,6 +104,8 @@ class Meter:
         totals = self._workers[worker]
         totals.metrics = totals.metrics + report.metrics
         totals.units += report.units
+        self._total = self._total + report.metrics
+        self._units += report.units
         totals.unit_tokens += report.unit_tokens
         totals.pump_s += report.seconds
         totals.slots = report.slots
@@ -105,9 +113,13 @@ class Meter:
         self._sample()
 
     def _sample(self) -> None:
-        point = _Point(self._clock() - self._begun, self.total().completion_tokens, self._units())
+        now = self._clock() - self._begun
+        point = _Point(now, self._total.completion_tokens, self._units)
+        if len(self._recent) > 1 and now - self._recent[-2].at < RECENT_S:
+            self._recent.pop()
         self._recent.append(point)
-        self._recent = [p for p in self._recent if point.at - p.at <= WINDOW_S or p is point]
+        while now - self._recent[0].at > WINDOW_S:
+            self._recent.popleft()
         if not self._series or point.at - self._series[-1].at >= self._distance:
             self._series.append(point)
         if len(self._series) > MOST_POINTS:
@@ -116,10 +128,7 @@ class Meter:
 
     def total(self) -> EngineMetrics:
         """Return the counters of all workers of this run."""
-        return sum((item.metrics for item in self._workers.values()), EngineMetrics())
-
-    def _units(self) -> int:
-        return sum(item.units for item in self._workers.values())
+        return self._total
 
     def _speed(self) -> float:
         """Return tokens per second over the last half minute."""
@@ -133,7 +142,7 @@ class Meter:
         total = self.total()
         committed = tally.rows + tally.errors
         # A lost shard is generated again, so more may be generated than was asked for.
-        completed = min(self._earlier + self._units(), tally.units)
+        completed = min(self._earlier + self._units, tally.units)
         return Snapshot(
             units=tally.units,
             committed=committed,
@@ -155,7 +164,7 @@ class Meter:
 
         Finished units tell how long one is; what unfinished ones have so far need not be made.
         """
-        units, speed = self._units(), self._speed()
+        units, speed = self._units, self._speed()
         if not units or speed <= 0:
             return None
         tokens_each = sum(item.unit_tokens for item in self._workers.values()) / units
@@ -181,9 +190,9 @@ class Meter:
             "tasks": tally.tasks,
             "tasks_done": tally.done,
             "hedges": tally.hedges,
-            "rows_this_run": self._units(),
+            "rows_this_run": self._units,
             "tokens_per_s": total.completion_tokens / generating if generating else 0.0,
-            "rows_per_s": self._units() / generating if generating else 0.0,
+            "rows_per_s": self._units / generating if generating else 0.0,
             "engine": _engine_document(total),
             "workers": [_worker_document(n, item) for n, item in self._workers.items()],
             "series": [asdict(point) for point in self._series],
