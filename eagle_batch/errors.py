@@ -4,7 +4,7 @@ EagleBatchError
 ├── ConfigError          the user's file, option or input is wrong; nothing was started
 │   ├── DataError        an input data set cannot be read or does not hold what the pipeline names
 │   └── HeadError        a head does not fit its target, or is no EAGLE head that we load
-├── ModelError           the target cannot be loaded, or its forward pass is not the one we reproduce
+├── ModelError           the target cannot be loaded, or its forward pass cannot be reproduced
 ├── RequestError         one row can never run (too long, not text): the row is quarantined
 ├── StoreError           an output store refused, timed out or answered with something impossible
 ├── OutputBusyError      another run holds the output
