@@ -275,6 +275,21 @@ def submit(folder: Path, api: Cluster, *, slow: bool = False) -> Submission:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
+def test_a_wrong_pipeline_is_refused_on_the_cluster_by_the_real_command(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
+    api = Cluster(head.address)
+    path = write_job(tmp_path / "p", ["a"], stages=[{"name": "one", "prompt": "{{ nope }}"}])
+    submission = api.submit(pack(load_pipeline(path), tmp_path))
+    shown: list[str] = []
+    with pytest.raises(ConfigError, match="failed with exit code 2"):
+        api.follow(submission.id, shown.append)
+    assert "stages.0.prompt: found 'nope', which is neither a column" in "".join(shown)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 def test_the_life_of_a_submission(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
