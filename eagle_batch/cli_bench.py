@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "drafts",
     multiple=True,
     metavar="SHAPE",
-    help="chain:DEPTH, static or dynamic:DEPTH,WIDTH,NODES; the pipeline's by default.",
+    help="auto, static, chain:DEPTH or dynamic:DEPTH,WIDTH,NODES.",
 )
 @click.option("--max-tokens", default=128, show_default=True, help="New tokens for each prompt.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; else top_p 0.95.")
@@ -137,7 +137,7 @@ def _shapes(drafts: tuple[str, ...], spec: EngineSpec) -> list[DraftShape]:
     if not drafts:
         sizes = () if spec.tree == "static" else (spec.depth, spec.width, spec.nodes)
         own = DraftShape(spec.tree, *sizes)
-        return [DraftShape.parse(f"chain:{spec.depth}"), own]
+        return [DraftShape.parse("chain:2"), own, DraftShape("auto")]
     try:
         return [DraftShape.parse(draft) for draft in drafts]
     except ValueError as error:

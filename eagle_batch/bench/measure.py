@@ -28,15 +28,15 @@ class DraftShape:
         """Short name for tables, as `parse` reads it."""
         if self.tree == "none":
             return "plain"
-        if self.tree == "static":
-            return "static"
+        if self.tree in {"static", "auto"}:
+            return self.tree
         if self.tree == "chain":
             return f"chain:{self.depth}"
         return f"{self.tree}:{self.depth},{self.width},{self.nodes}"
 
     @classmethod
     def parse(cls, text: str) -> DraftShape:
-        """Read `plain`, `static`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`.
+        """Read `plain`, `auto`, `static`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`.
 
         Raises ValueError on anything else.
         """
@@ -48,17 +48,20 @@ class DraftShape:
             return cls("chain", numbers[0], 1, numbers[0])
         if tree == "dynamic" and len(numbers) == 3 and min(numbers) > 0:
             return cls("dynamic", *numbers)
-        if tree == "static" and not numbers:
-            return cls("static")
+        if tree in {"static", "auto"} and not numbers:
+            return cls(tree)
         raise ValueError(
-            f"{text!r} is none of plain, static, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES"
+            f"{text!r} is none of plain, auto, static, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES"
         )
 
     def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
         """Return a spec with this shape and so many slots."""
         if self.tree == "none":
             return replace(spec, head=None, slots=slots)
-        spec = replace(spec, tree=self.tree, slots=slots)
+        if self.tree == "auto":
+            # The pipeline's own sizes are the largest that are chosen from.
+            return replace(spec, tree="dynamic", slots=slots, auto=True)
+        spec = replace(spec, tree=self.tree, slots=slots, auto=False)
         if self.tree == "static":
             return spec
         spec = replace(spec, depth=self.depth)
