@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,9 +154,23 @@ def run(
         _executor(jobs_api(loaded.file.cluster.address), plain=plain),
         lambda text: click.echo(text, err=True),
     )
-    outcome = run_tick(loaded, chosen, world)
+    with _sigterm_as_interrupt():
+        outcome = run_tick(loaded, chosen, world)
     click.echo(_ended(loaded, outcome))
     ctx.exit(int(outcome.exit_code))
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C where nobody else does, so that a tick is not noted as killed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _chosen(job: ScheduledJob, tick: str | None, at: str | None) -> datetime:

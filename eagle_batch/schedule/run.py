@@ -12,6 +12,7 @@ from eagle_batch.errors import (
     DataError,
     EagleBatchError,
     ExitCode,
+    InterruptedRunError,
     ModelError,
 )
 from eagle_batch.pipeline import Pipeline
@@ -92,6 +93,10 @@ def _attempts(job: ScheduledJob, tick: datetime, records: Records, world: Surrou
             if not again:
                 raise
             world.say(f"attempt {number} failed: {error}")
+        except KeyboardInterrupt:
+            interrupted_error = InterruptedRunError("interrupted")
+            records.end(tick, number, interrupted_error, given_up=False)
+            raise interrupted_error from None
         left -= 1
         world.say(f"trying again in {job.file.retry_seconds:g} s, {left} tries are left after it")
         world.sleep(job.file.retry_seconds)

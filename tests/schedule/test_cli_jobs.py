@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,20 @@ def test_a_tick_is_run_once_and_says_so(tmp_path: Path, runs: list[Pipeline]) ->
     assert again.exit_code == 0
     assert "is complete already; nothing was started" in again.stdout
     assert len(runs) == 1
+
+
+def test_sigterm_interrupts_a_tick_that_nothing_else_guards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(*_: Any, **__: Any) -> JobResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        raise AssertionError("nothing came")
+
+    monkeypatch.setattr(submit, "run_on_ray", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    assert jobs("run", write_file(tmp_path), "--tick", TICK).exit_code == 130
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_last_tick_is_run_unless_another_is_named(tmp_path: Path, runs: list[Pipeline]) -> None:

@@ -23,7 +23,7 @@ from eagle_batch.errors import (
 )
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.schedule.jobfile import ScheduledJob, load_job
-from eagle_batch.schedule.records import State
+from eagle_batch.schedule.records import CRASHES_ALLOWED, State
 from eagle_batch.schedule.run import Made, exact_tick, latest_tick, records_of, run_tick
 from tests.schedule.jobs import World, make_job, utc, write_file
 
@@ -214,6 +214,17 @@ def test_an_interrupted_tick_is_no_failure(tmp_path: Path) -> None:
         run_tick(job, TICK, world.surroundings())
     assert state(job) is State.STARTED
     assert run_tick(job, TICK, world.surroundings()).finished.attempts == 2
+
+
+def test_ctrl_c_and_sigterm_are_not_noted_as_a_death(tmp_path: Path) -> None:
+    def interrupt(pipeline: Pipeline) -> Made:
+        raise KeyboardInterrupt
+
+    job, world = make_job(tmp_path), World(interrupt)
+    for _ in range(CRASHES_ALLOWED + 2):
+        with pytest.raises(InterruptedRunError):
+            run_tick(job, TICK, world.surroundings())
+    assert state(job) is State.STARTED
 
 
 def test_a_tick_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
