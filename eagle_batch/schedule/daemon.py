@@ -76,8 +76,8 @@ class _Watched:
     job: ScheduledJob
     records: Records
     since: datetime
-    #: Ticks that an earlier daemon, or a user, began and that are not done.
-    begun: list[datetime]
+    #: Ticks that were begun, by whomever, and are not done: finished however old they get.
+    begun: set[datetime]
     children: dict[datetime, Child] = field(default_factory=dict)
     #: Ticks that need no more looking after.
     settled: set[datetime] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Daemon:
 
     def _watch(self, job: ScheduledJob) -> _Watched:
         records = records_of(job, self._clock)
-        return _Watched(job, records, records.since(), records.begun())
+        return _Watched(job, records, records.since(), set(records.begun()))
 
     def greet(self) -> None:
         """Say what is looked after."""
@@ -145,21 +145,26 @@ class Daemon:
             sleep(SHORTEST_S / 10)
 
     def _look_after(self, watched: _Watched, now: datetime) -> None:
+        alone = watched.job.file.overlap == "forbid"
+        if alone and watched.children:
+            return
         candidates = self._candidates(watched, now)
         if not candidates:
             return
-        elsewhere = watched.job.file.overlap == "forbid" and watched.records.running() is not None
+        elsewhere = alone and watched.records.running() is not None
         running = len(watched.children) + elsewhere
         for tick in due(watched.job, now, candidates, running=running):
             late = (now - tick).total_seconds()
             note = f", {late:.0f} s after its time" if now - tick > ON_TIME else ""
             self._say(f"{watched.job.name}: tick {tick_name(tick)} starts{note}")
+            watched.begun.add(tick)
             watched.children[tick] = self._start(watched.job, tick)
 
     def _candidates(self, watched: _Watched, now: datetime) -> list[tuple[datetime, State]]:
         """Return the open ticks: those begun, and the last ones since the job was first seen."""
         count = max(1, watched.job.file.catch_up)
         recent = last_ticks(watched.job.schedule, now, count, watched.since)
+        watched.settled &= set(recent)
         ticks = sorted({*watched.begun, *recent} - watched.settled - watched.children.keys())
         found = []
         for tick in ticks:
@@ -168,6 +173,7 @@ class Daemon:
                 found.append((tick, state))
             elif state is not State.RUNNING:
                 watched.settled.add(tick)
+                watched.begun.discard(tick)
         return found
 
 

@@ -73,6 +73,16 @@ class Run:
         self.ends = self.world.now
 
 
+class KilledRun(Run):
+    """A run that is killed in the end, once it has begun."""
+
+    def poll(self) -> int | None:
+        if self.world.now < self.ends:
+            return None
+        records_of(self.job, self.world.clock).begin(self.tick)
+        return -9
+
+
 class Simulation:
     """A daemon in a world whose clock the test moves."""
 
@@ -82,6 +92,7 @@ class Simulation:
         self.lasts_s = lasts_s
         self.started: list[str] = []
         self.most_at_once = 0
+        self.kind: type[Run] = Run
         self.alive: list[Run] = []
         self.daemon = self.boot()
 
@@ -92,7 +103,7 @@ class Simulation:
 
     def _start(self, job: ScheduledJob, tick: datetime) -> Run:
         self.started.append(tick_name(tick))
-        run = Run(job, tick, self.world, self.world.now + self.lasts_s)
+        run = self.kind(job, tick, self.world, self.world.now + self.lasts_s)
         self.alive = [*(r for r in self.alive if r.ends > self.world.now), run]
         self.most_at_once = max(self.most_at_once, len(self.alive))
         return run
@@ -206,6 +217,23 @@ def test_a_tick_that_was_begun_is_finished_however_old_it_is(tmp_path: Path) -> 
     simulation.daemon = simulation.boot()
     simulation.until(utc("2027-03-03T13:00"))
     assert simulation.made == ["2027-03-01", "2027-03-03"]
+
+
+def test_a_long_run_that_dies_is_resumed_though_later_ticks_are_due(tmp_path: Path) -> None:
+    job = make_job(
+        tmp_path,
+        schedule={"cron": "0 * * * *"},
+        set={"output.path": f"{tmp_path}/o/{{{{ run.utc }}}}"},
+    )
+    simulation = Simulation(job, utc("2027-03-01T00:30"), lasts_s=150 * 60)
+    simulation.kind = KilledRun
+    simulation.until(utc("2027-03-01T03:00"))
+    simulation.kind = Run
+    simulation.lasts_s = 60
+    simulation.until(utc("2027-03-01T05:30"))
+    hours = ("01", "03", "04", "05")
+    assert simulation.started == [f"20270301T{hour}0000Z" for hour in ("01", *hours)]
+    assert simulation.made == [f"20270301T{hour}0000Z" for hour in hours]
 
 
 def test_a_run_that_outlived_its_daemon_is_waited_for(tmp_path: Path) -> None:
