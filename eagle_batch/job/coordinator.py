@@ -10,7 +10,7 @@ A task that has lost a worker is a suspect: it runs alone on its worker, so that
 its own. One that goes on killing workers is leased to the driver, which closes its key; its parts
 are new tasks. A single row that kills workers is leased to the driver to be quarantined.
 
-When nothing is pending, a worker without work is leased a task that another one holds (a hedge):
+When nothing is pending, a worker without work is leased a task that is slow on another (a hedge):
 whoever commits first is right, because only one of them can create the task's objects.
 """
 
@@ -36,6 +36,7 @@ from eagle_batch.job.events import (
     TaskClosed,
     TaskCommitted,
     TaskFailed,
+    TasksSlow,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
@@ -75,7 +76,7 @@ class Rules:
     shard_attempts: int = 3
     #: Share of quarantined units above which the job stops early.
     max_error_rate: float = 0.1
-    #: Whether workers without work take on tasks of others at the end of the job.
+    #: Whether workers without work take on slow tasks of others at the end of the job.
     hedge: bool = True
 
 
@@ -89,8 +90,6 @@ class Entry:
     attempt: int = 0
     #: Attempt of each holder while leased: workers, at most two of them, or DRIVER.
     holders: dict[int, int] = field(default_factory=dict)
-    #: Number of the first of these leases, counted over all tasks.
-    since: int = 0
     #: Whether a second worker was given it; once is enough.
     hedged: bool = False
     failures: int = 0
@@ -107,6 +106,12 @@ class Entry:
     def suspect(self) -> bool:
         """Whether it must run alone on its worker."""
         return self.losses > 0 or self.task.is_part
+
+    @property
+    def may_be_hedged(self) -> bool:
+        """Whether a second worker may be given it."""
+        running = self.state is State.LEASED and DRIVER not in self.holders
+        return running and not (self.hedged or self.suspect or self.failures)
 
 
 @dataclass(slots=True)
@@ -159,7 +164,6 @@ class Coordinator:
         self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
         self._units *= rules.samples
         self._numbers = count()
-        self._leases = count()
         self._hedges = 0
         self._start_failures = 0
         for key, (rows, errors) in done.items():
@@ -200,6 +204,8 @@ class Coordinator:
                 return self._on_failed(event)
             case TaskClosed():
                 return self._on_closed(event)
+            case TasksSlow():
+                return self._on_slow(event)
             case Interrupted():
                 return self._end(Ending.INTERRUPTED, "interrupted")
 
@@ -308,6 +314,18 @@ class Coordinator:
             self._suspects.append(part.key)
         return []
 
+    def _on_slow(self, event: TasksSlow) -> list[Command]:
+        """Give slow tasks to workers that have nothing to do; each once, and none in doubt."""
+        if not self.rules.hedge or self._fresh or self._suspects:
+            return []
+        idle = [n for n, worker in self.workers.items() if worker.ready and not worker.holding]
+        slow = [entry for key in event.keys if (entry := self.entries[key]).may_be_hedged]
+        pairs = list(zip(idle, slow, strict=False))
+        for _, entry in pairs:
+            entry.hedged = True
+        self._hedges += len(pairs)
+        return [self._assign(number, entry) for number, entry in pairs]
+
     def _release(self, entry: Entry, *holders: int) -> None:
         """Take the task from these holders, or from all of them."""
         for holder in holders or tuple(entry.holders):
@@ -375,8 +393,6 @@ class Coordinator:
                 if key is not None:
                     without -= not worker.holding
                     commands.append(self._assign(number, self.entries[key]))
-        if self.rules.hedge and not self._fresh and not self._suspects:
-            commands += self._hedge()
         return commands
 
     def _next_for(self, worker: WorkerState, without: int) -> str | None:
@@ -389,35 +405,11 @@ class Coordinator:
             return self._suspects.popleft()
         return None
 
-    def _hedge(self) -> list[Command]:
-        """Give tasks that are under way to workers that have nothing to do."""
-        idle = [n for n, worker in self.workers.items() if worker.ready and not worker.holding]
-        pairs = list(zip(idle, self._slowest(), strict=False)) if idle else []
-        for _, entry in pairs:
-            entry.hedged = True
-        self._hedges += len(pairs)
-        return [self._assign(number, entry) for number, entry in pairs]
-
-    def _slowest(self) -> list[Entry]:
-        """Return healthy tasks that one worker holds, those first whose end seems farthest.
-
-        That is one behind another task on its worker, or else the one that was leased first.
-        """
-        held = (
-            (place, self.entries[key])
-            for worker in self.workers.values()
-            for place, key in enumerate(worker.holding)
-        )
-        fit = [(p, e) for p, e in held if not (e.hedged or e.suspect or e.failures)]
-        return [entry for _, entry in sorted(fit, key=lambda item: (-item[0], item[1].since))]
-
     def _assign(self, number: int, entry: Entry) -> Assign:
         self.workers[number].holding.append(entry.task.key)
         return Assign(number, self._lease(entry, number))
 
     def _lease(self, entry: Entry, holder: int) -> Lease:
-        if not entry.holders:
-            entry.since = next(self._leases)
         entry.state = State.LEASED
         entry.attempt += 1
         entry.holders[holder] = entry.attempt

@@ -11,12 +11,19 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.prompts import Prompter
 from eagle_batch.data.rows import RowReader
-from eagle_batch.errors import ConfigError, InterruptedRunError, ModelError, StoppedError
+from eagle_batch.errors import (
+    ConfigError,
+    InterruptedRunError,
+    ModelError,
+    StoppedError,
+    StoreError,
+)
 from eagle_batch.fingerprint import resolved
 from eagle_batch.job.coordinator import DRIVER, Coordinator, Rules
 from eagle_batch.job.events import (
@@ -33,6 +40,7 @@ from eagle_batch.job.events import (
     TaskClosed,
     TaskCommitted,
     TaskFailed,
+    TasksSlow,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
@@ -55,6 +63,9 @@ PUMPS_QUEUED = 2
 POLL_S = 0.5
 #: Seconds between two versions of `_job/metrics.json`.
 METRICS_S = 5.0
+#: A task is slow that takes so many times as long as others did, and at least so many seconds.
+SLOW_TIMES = 2.0
+SLOW_S = 10.0
 #: Seconds that running pumps get to return when a job ends early.
 DRAIN_S = 20.0
 
@@ -143,18 +154,38 @@ def run_job(
     ledger = Ledger(store, job.identity, objects, run)
     scan = ledger.open(job.about)
     try:
-        _tell(watcher, scan)
-        if scan.complete:
-            return _already_complete(store, job, scan)
-        pool = make_pool(ledger.identity.started)
-        # After the pool: Ray takes SIGTERM for itself when it starts.
-        with Interrupts() as interrupts:
-            try:
-                return _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
-            finally:
-                pool.close()
-    finally:
+        result = _run_scanned(job, ledger, scan, make_pool, watcher, run)
+    except StoreError as error:
+        # Waiting records and the lock are left as a crash would leave them: to write them now is to
+        # wait for the same store. A resume adopts the objects and takes over the lock.
+        raise StoreError(
+            f"{error}\nwhat is committed is kept; run the same command again when the store answers"
+        ) from error
+    except BaseException:
         ledger.close()
+        raise
+    ledger.close()
+    return result
+
+
+def _run_scanned(
+    job: Job,
+    ledger: Ledger,
+    scan: Scan,
+    make_pool: Callable[[float], SizedPool],
+    watcher: Watcher,
+    run: str,
+) -> JobResult:
+    _tell(watcher, scan)
+    if scan.complete:
+        return _already_complete(ledger.store, job, scan)
+    pool = make_pool(ledger.identity.started)
+    # After the pool: Ray takes SIGTERM for itself when it starts.
+    with Interrupts() as interrupts:
+        try:
+            return _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
+        finally:
+            pool.close()
 
 
 def _tell(watcher: Watcher, scan: Scan) -> None:
@@ -202,6 +233,10 @@ class _Run:
         self._reader = RowReader(job.pipeline, job.plan, job.prompter.stages)
         self._earlier_runs = _earlier_runs(ledger.store)
         self._metrics_at = 0.0
+        #: When each task that is under way was first leased to a worker.
+        self._leased: dict[str, float] = {}
+        #: Seconds from lease to commit, summed, and of how many tasks.
+        self._took = (0.0, 0)
 
     def run(self) -> JobResult:
         """Loop until the coordinator ends the job."""
@@ -211,6 +246,7 @@ class _Run:
                 self._take(event)
             if self._interrupts.requested:
                 self._feed(Interrupted())
+            self._tell_slow()
             self._keep_pumping()
             self._ledger.tend()
             self._publish()
@@ -238,6 +274,9 @@ class _Run:
 
     def _lost(self, worker: int, failure: Failure) -> None:
         self._meter.lost(worker)
+        state = self._coordinator.workers.get(worker)
+        for key in state.holding if state is not None else ():
+            self._leased.pop(key, None)
         self._outbox.pop(worker, None)
         self._watcher.say(f"worker {worker} was lost, its shards go back: {failure.message}")
         self._feed(WorkerLost(worker, _reason(failure)))
@@ -248,6 +287,7 @@ class _Run:
             self._watcher.say(f"worker {event.worker}: {notice}")
         for lease, commit in event.report.committed:
             self._record(commit)
+            self._note_duration(lease.task.key)
             self._feed(_committed(event.worker, lease, commit))
         for lease, failure in event.report.failed:
             self._watcher.say(
@@ -262,6 +302,23 @@ class _Run:
             self._commits[commit.key] = commit
             self._ledger.record(commit)
 
+    def _note_duration(self, key: str) -> None:
+        begun = self._leased.pop(key, None)
+        if begun is not None:
+            seconds, count = self._took
+            self._took = (seconds + time.monotonic() - begun, count + 1)
+
+    def _tell_slow(self) -> None:
+        """Tell the coordinator which tasks take much longer than those before."""
+        seconds, count = self._took
+        if not count:
+            return
+        limit = time.monotonic() - max(SLOW_S, SLOW_TIMES * seconds / count)
+        # In the order of their leases, hence the oldest first.
+        slow = tuple(takewhile(lambda key: self._leased[key] < limit, self._leased))
+        if slow:
+            self._feed(TasksSlow(slow))
+
     # -- what is to be done ------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
@@ -274,6 +331,7 @@ class _Run:
                 self._pool.start(worker)
             case Assign(worker, lease):
                 self._outbox[worker].append(lease)
+                self._leased.setdefault(lease.task.key, time.monotonic())
             case CloseTask(lease, parts):
                 self._close_task(lease, parts)
             case QuarantineTask(lease, reason):

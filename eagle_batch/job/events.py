@@ -80,6 +80,13 @@ class TaskClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksSlow:
+    """Tasks are under way for much longer than others took, the longest first."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The user asked the job to stop."""
 
@@ -92,6 +99,7 @@ Event = (
     | TaskCommitted
     | TaskFailed
     | TaskClosed
+    | TasksSlow
     | Interrupted
 )
 

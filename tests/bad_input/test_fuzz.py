@@ -114,15 +114,14 @@ def broken_parquet(chance: random.Random) -> bytes:
 
 def broken_line(chance: random.Random) -> bytes:
     line = chance.choice(LINES)
-    return chance.choice(
-        [
-            lambda: line[: chance.randrange(1, len(line))],
-            lambda: line[chance.randrange(1, len(line)) :],
-            lambda: line + chance.choice([b"}", b"]", b",", b"x", b'"']),
-            lambda: chance.choice([b"[1, 2]", b"3", b"null", b'"text"', b"true", b"nan"]),
-            lambda: b'{"id": "' + chance.choice([b"\xff", b"\xc3", b"\xed\xa0\xbd"]) + b'"}',
-        ]
-    )()
+    ways: list[Callable[[], bytes]] = [
+        lambda: line[: chance.randrange(1, len(line))],
+        lambda: line[chance.randrange(1, len(line)) :],
+        lambda: line + chance.choice([b"}", b"]", b",", b"x", b'"']),
+        lambda: chance.choice([b"[1, 2]", b"3", b"null", b'"text"', b"true", b"nan"]),
+        lambda: b'{"id": "' + chance.choice([b"\xff", b"\xc3", b"\xed\xa0\xbd"]) + b'"}',
+    ]
+    return chance.choice(ways)()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -146,19 +145,18 @@ def harm_head(chance: random.Random, folder: Path) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
     data, text = weights.read_bytes(), config.read_text()
     header = int.from_bytes(data[:8], "little")
-    chance.choice(
-        [
-            lambda: weights.write_bytes(data[: chance.randrange(len(data))]),
-            lambda: weights.write_bytes(chance.randbytes(8) + data[8:]),
-            lambda: weights.write_bytes(data[:8] + b"x" * header + data[8 + header :]),
-            lambda: weights.write_bytes(data + chance.randbytes(chance.randrange(1, 9))),
-            lambda: config.write_text(text[: chance.randrange(len(text))]),
-            lambda: config.write_bytes(b"\xff" + text.encode()),
-            lambda: config.write_text(chance.choice(["[]", "3", "null", '"x"'])),
-            weights.unlink,
-            config.unlink,
-        ]
-    )()
+    ways: list[Callable[[], object]] = [
+        lambda: weights.write_bytes(data[: chance.randrange(len(data))]),
+        lambda: weights.write_bytes(chance.randbytes(8) + data[8:]),
+        lambda: weights.write_bytes(data[:8] + b"x" * header + data[8 + header :]),
+        lambda: weights.write_bytes(data + chance.randbytes(chance.randrange(1, 9))),
+        lambda: config.write_text(text[: chance.randrange(len(text))]),
+        lambda: config.write_bytes(b"\xff" + text.encode()),
+        lambda: config.write_text(chance.choice(["[]", "3", "null", '"x"'])),
+        weights.unlink,
+        config.unlink,
+    ]
+    chance.choice(ways)()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -168,7 +166,12 @@ def test_a_malformed_head_is_refused(tmp_path: Path, seed: int) -> None:
     from tests.models import tiny_heads
 
     chance = random.Random(seed)
-    make = chance.choice([tiny_heads.eagle1, tiny_heads.eagle3, tiny_heads.speculators])
+    kinds: list[Callable[[int], Any]] = [
+        tiny_heads.eagle1,
+        tiny_heads.eagle3,
+        tiny_heads.speculators,
+    ]
+    make = chance.choice(kinds)
     folder = Path(make(seed).write(tmp_path / "head"))
     harm_head(chance, folder)
     with pytest.raises(HeadError) as caught:

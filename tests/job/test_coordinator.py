@@ -23,6 +23,7 @@ from eagle_batch.job.events import (
     TaskClosed,
     TaskCommitted,
     TaskFailed,
+    TasksSlow,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
@@ -201,18 +202,24 @@ def test_a_late_parent_that_won_its_key_is_done_and_not_split(make: Make) -> Non
     assert job.handle(TaskCommitted(DRIVER, "part-00000", 2, 4, 0)) == [EndJob(Ending.COMPLETE)]
 
 
+SLOW = TasksSlow(("part-00000", "part-00001"))
+
+
 def hedging(make: Make) -> Checked:
     """Two workers, two tasks; worker 1 is done and takes on the task of worker 0 as well."""
     job = make(count=2, workers=2)
     job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
-    assert job.handle(committed(1, lease(1))) == [Assign(1, lease(0, 2))]
+    assert job.handle(SLOW) == []
+    assert job.handle(committed(1, lease(1))) == []
+    assert job.handle(SLOW) == [Assign(1, lease(0, 2))]
     return job
 
 
-def test_a_worker_without_work_takes_on_the_task_of_another_at_the_end(make: Make) -> None:
+def test_a_worker_without_work_takes_on_the_slow_task_of_another_at_the_end(make: Make) -> None:
     job = hedging(make)
     assert job.entries["part-00000"].holders == {0: 1, 1: 2}
     assert job.tally().hedges == 1
+    assert job.handle(SLOW) == []
 
 
 @pytest.mark.parametrize(("worker", "attempt"), [(0, 1), (1, 2)])
@@ -241,28 +248,28 @@ def test_a_hedged_task_that_fails_on_one_worker_goes_on_on_the_other(make: Make)
     assert job.handle(committed(0, lease(0, 1))) == [EndJob(Ending.COMPLETE)]
 
 
-def test_a_hedge_takes_the_task_that_waits_behind_another(make: Make) -> None:
-    job = make(count=3, workers=2)
-    job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
-    assert job.entries["part-00001"].holder == 0
-    assert job.handle(committed(1, lease(2))) == [Assign(1, lease(1, 2))]
-
-
 def test_no_task_is_given_to_three_and_no_suspect_to_two(make: Make) -> None:
     job = make(count=3, workers=3)
     job.handle(JobStarted(), WorkerReady(0), WorkerReady(1), WorkerReady(2))
-    assert job.handle(committed(2, lease(2)), committed(1, lease(1))) == [Assign(2, lease(0, 2))]
+    job.handle(committed(2, lease(2)), committed(1, lease(1)))
+    assert job.handle(SLOW, SLOW) == [Assign(1, lease(0, 2))]
     suspects = make(count=2, workers=2)
     suspects.handle(JobStarted(), WorkerReady(0), WorkerReady(1), WorkerLost(0, "boom"))
     suspects.handle(WorkerReady(2))
     assert suspects.entries["part-00000"].holders == {2: 2}
-    assert suspects.handle(committed(1, lease(1))) == []
+    assert suspects.handle(committed(1, lease(1)), SLOW) == []
+
+
+def test_what_is_pending_goes_before_what_is_slow(make: Make) -> None:
+    job = make(count=4, workers=2)
+    job.handle(JobStarted(), WorkerReady(0), WorkerLost(0, "boom"), WorkerReady(1))
+    assert job.handle(SLOW) == []
 
 
 def test_hedging_can_be_turned_off(make: Make) -> None:
     job = make(count=2, workers=2, hedge=False)
     job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
-    assert job.handle(committed(1, lease(1))) == []
+    assert job.handle(committed(1, lease(1)), SLOW) == []
 
 
 def test_three_workers_that_fail_to_start_end_the_job_with_their_reason(make: Make) -> None:
@@ -361,6 +368,8 @@ class Simulation:
         elif self.starting:
             worker = self.starting.pop(number % len(self.starting))
             self.tell(WorkerReady(worker))
+        elif fate == 3:
+            self.tell(TasksSlow(tuple(given.task.key for _, given in self.leases)))
         elif fate == 0 and self.history:
             self.tell(self.history[number % len(self.history)])
         elif self.leases:

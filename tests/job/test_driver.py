@@ -17,11 +17,14 @@ from eagle_batch.errors import (
     LedgerError,
     OutputBusyError,
     StoppedError,
+    StoreError,
 )
+from eagle_batch.job import driver
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.reports import PoolEvent
 from eagle_batch.job.store import LocalStore
 from eagle_batch.job.verify import verify
+from tests.faults.dying import bury
 from tests.job.fake_engine import LONG, OVERFLOW, RAISE, build_broken, build_refused
 from tests.job.fake_job import (
     CrashError,
@@ -330,8 +333,11 @@ def test_the_driver_needs_neither_torch_nor_ray(repository: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
+def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Worker 0 gets its first shards and then stands still; worker 1 makes the rest, and those."""
+    monkeypatch.setattr(driver, "SLOW_S", 0.0)
     job = load_job(write_job(tmp_path, [f"topic {n}" for n in range(24)]))
     made: list[InProcessPool] = []
 
@@ -352,3 +358,26 @@ def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> No
     assert made[0]._pumps[0] == 2
     assert result.metrics is not None
     assert result.metrics["hedges"] >= 1
+
+
+def test_a_store_that_fails_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """The disk is full before the records are written; what was committed stays and is adopted."""
+
+    class Full(LocalStore):
+        def _create(self, key: str, data: bytes) -> None:
+            if key.startswith("_job/commits"):
+                raise OSError(28, "No space left on device")
+            super()._create(key, data)
+
+    job = load_job(write_job(tmp_path, TOPICS))
+    store = Full(str(tmp_path / "out"), QUICK, lambda seconds: None)
+    with pytest.raises(
+        StoreError, match=r"No space left(.|\n)*run the same command again"
+    ) as caught:
+        run_in_process(job, store=store)
+    assert caught.value.exit_code == 4
+    bury(tmp_path / "out")
+    watch = Watch()
+    run_in_process(job, watch)
+    assert any("checked and adopted" in line for line in watch.lines)
+    assert read_rows(tmp_path / "out") == expected_rows(TOPICS)
