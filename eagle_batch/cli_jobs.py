@@ -202,9 +202,11 @@ def _executor(address: str | None, *, plain: bool) -> Callable[[Pipeline], Made]
         from rich.console import Console
 
         from eagle_batch.job import submit
+        from eagle_batch.job.store import open_store
         from eagle_batch.report.progress import make_view
+        from eagle_batch.report.write import recorded
 
-        view = make_view(Console(), plain=plain)
+        view = recorded(make_view(Console(), plain=plain), open_store(pipeline.output.path))
         try:
             result = submit.run_on_ray(pipeline, view, sys.argv)
         finally:

@@ -47,6 +47,7 @@ def test_a_tick_is_run_once_and_says_so(tmp_path: Path, runs: list[Pipeline]) ->
     assert first.exit_code == 0, first.output
     assert "nightly: tick 20270301T043000Z is complete: 4 rows, 0 quarantined" in first.stdout
     assert len(list((tmp_path / "out" / "2027-03-01" / "data").glob("*.parquet"))) == 1
+    assert (tmp_path / "out" / "2027-03-01" / "report.html").is_file()
     again = jobs("run", path, "--at", "2027-03-01T23:59:59Z")
     assert again.exit_code == 0
     assert "is complete already; nothing was started" in again.stdout
