@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from eagle_batch.cli import main
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import ConfigError, LedgerError
 from eagle_batch.job.driver import Job
@@ -119,3 +121,16 @@ def test_another_input_is_refused(tmp_path: Path) -> None:
     pq.write_table(pq.read_table(tmp_path / "in.parquet").slice(1), tmp_path / "in.parquet")
     with pytest.raises(ConfigError, match="the input is not the one of"):
         replay(load_pipeline(path))
+
+
+def test_the_command_says_when_there_is_nothing_to_replay_and_when_there_is_no_output(
+    tmp_path: Path,
+) -> None:
+    path = write_job(tmp_path, ["a", "b"])
+    missing = CliRunner().invoke(main, ["submit", str(path), "--only-errors"])
+    assert missing.exit_code == 2
+    assert "no _job/pipeline.json" in missing.output
+    run_in_process(load_job(path))
+    nothing = CliRunner().invoke(main, ["submit", str(path), "--only-errors"])
+    assert nothing.exit_code == 0
+    assert f"nothing to replay: {tmp_path}/out has no quarantined rows" in nothing.output
