@@ -29,6 +29,8 @@ class Proxy:
     cut_after: int = 0
     #: The same for bytes from the server: it did it, and the client never hears.
     cut_reply_after: int = 0
+    #: Answer so many requests with 503 Slow Down, as S3 does to those that ask too often.
+    busy: int = 0
     cuts: int = 0
     port: int = 0
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -56,6 +58,10 @@ class Proxy:
         with contextlib.suppress(ConnectionError, OSError, asyncio.CancelledError):
             while self.blackhole:  # noqa: ASYNC110 - set by another thread
                 await asyncio.sleep(0.05)
+            if self.busy:
+                self.busy -= 1
+                await self._slow_down(reader, writer)
+                return
             try:
                 up_reader, up_writer = await asyncio.open_connection(*self.upstream)
             except OSError:
@@ -66,6 +72,14 @@ class Proxy:
                 self._pump(reader, up_writer, writer, "cut_after"),
                 self._pump(up_reader, writer, up_writer, "cut_reply_after"),
             )
+
+    async def _slow_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+        head = f"HTTP/1.1 503 Slow Down\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
 
     async def _pump(
         self,

@@ -132,6 +132,23 @@ def test_a_throttled_put_arrives_whole(s3_proxy: Proxy) -> None:
     assert store.get("data/a") == data
 
 
+def test_a_store_that_asks_to_slow_down_is_asked_again(s3_proxy: Proxy) -> None:
+    s3_proxy.busy = 4
+    store = fresh_store()
+    assert store.put_new("data/a", b"one")
+    assert s3_proxy.busy == 0
+    assert store.get("data/a") == b"one"
+
+
+def test_a_store_that_goes_on_asking_is_given_up_after_bounded_tries(s3_proxy: Proxy) -> None:
+    s3_proxy.busy = 1_000_000
+    store = fresh_store(Retry(tries=2, pause_s=0.05, deadline_s=3.0))
+    with refusal() as said:
+        store.put_new("data/a", b"one")
+    assert "cannot " in said[0]
+    assert 1_000_000 - s3_proxy.busy < 100
+
+
 def test_a_put_that_is_cut_in_its_middle_is_put_again_whole(s3_proxy: Proxy) -> None:
     store, data = fresh_store(), bytes(400_000)
     store.put_new("data/0", b"the connection is up")
