@@ -140,15 +140,16 @@ def _is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
 class Speculation(_Model):
     """How tokens are drafted; it changes the speed, never the text."""
 
-    method: Literal["auto", "eagle", "none"] = Field(
+    method: Literal["auto", "eagle", "ngram", "none"] = Field(
         default="auto",
-        description="auto measures while it runs and takes the draft that pays, or none; eagle "
-        "drafts in the shape given below; none decodes plainly.",
+        description="auto measures while it runs and takes the draft that pays, or none: of the "
+        "head, or of n-grams without one; eagle drafts in the shape given below; ngram takes what "
+        "followed the same tokens earlier in the row; none decodes plainly.",
     )
     head: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="Folder of the EAGLE head (relative to the pipeline file) or 'demo:<name>'; "
-        "null with method none.",
+        "null with the methods ngram and none, allowed with auto.",
     )
     tree: Literal["dynamic", "static", "chain"] = Field(
         default="dynamic",
@@ -169,13 +170,12 @@ class Speculation(_Model):
     )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
-        eagle = self.method != "none"
         return [
             (
-                eagle and self.head is None,
+                self.method == "eagle" and self.head is None,
                 (
                     ("head", "method"),
-                    f"found no head with {self.method!r}; name a head's folder or set method: none",
+                    "found no head and method 'eagle'; name a head's folder or set method: none",
                 ),
             ),
             (
@@ -186,10 +186,10 @@ class Speculation(_Model):
                 ),
             ),
             (
-                not eagle and self.head is not None,
+                self.method in {"ngram", "none"} and self.head is not None,
                 (
                     ("head", "method"),
-                    "found a head and method 'none'; remove the head or set method: eagle",
+                    f"found a head with {self.method!r}; remove the head or set method: auto",
                 ),
             ),
             (
@@ -204,7 +204,7 @@ class Speculation(_Model):
                 ),
             ),
             (
-                eagle and self.tree == "dynamic" and self.nodes < self.depth,
+                self.head is not None and self.tree == "dynamic" and self.nodes < self.depth,
                 (
                     ("nodes", "depth"),
                     f"found {self.nodes} and {self.depth}; expected at least one node a level",

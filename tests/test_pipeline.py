@@ -164,7 +164,7 @@ def test_all_problems_come_at_once_with_file_key_found_and_expected(tmp_path: Pa
             "stages.0.sampling": {"temprature": 0.5, "top_p": 2},
             "stages.1.name": "Answer",
             "workers": {"count": 0},
-            "speculation": {"head": None},
+            "speculation": {"head": None, "method": "eagle"},
             "bogus": [1],
         },
     )

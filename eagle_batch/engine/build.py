@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from eagle_batch.engine.drafters.base import Drafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
 from eagle_batch.engine.engine import Engine
@@ -65,11 +66,15 @@ def load_parts(spec: EngineSpec) -> Parts:
 
 
 def assemble(parts: Parts, spec: EngineSpec) -> Engine:
-    """Make an engine of loaded parts; a spec without a head decodes plainly."""
+    """Make an engine of loaded parts; without a head it drafts by n-grams, or decodes plainly."""
     context = _context(spec.context, parts.target.shape.context)
-    drafter = None
+    drafter: Drafter | None = None
     if spec.head is not None and parts.head is not None:
         drafter = _build_drafter(spec, parts.head, context)
+    elif spec.ngram:
+        drafter = NgramDrafter(
+            slots=spec.slots, capacity=context, depth=spec.depth, device=parts.target.device
+        )
     return Engine(
         parts.target,
         drafter,

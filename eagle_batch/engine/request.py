@@ -154,6 +154,8 @@ class EngineSpec:
     width: int = 4
     #: Drafted nodes for each row and round, the root excluded.
     nodes: int = 12
+    #: Without a head, draft what followed the same tokens earlier in the row.
+    ngram: bool = False
     #: Choose the shape of each round while running, the one above being the largest.
     auto: bool = False
     #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.

@@ -94,7 +94,8 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         width=tree.width,
         nodes=tree.nodes,
         paths=tree.paths or (),
-        auto=tree.method == "auto",
+        auto=tree.method in {"auto", "ngram"},
+        ngram=tree.method in {"auto", "ngram"} and tree.head is None,
     )
 
 

@@ -50,7 +50,7 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("target.dtype", 16, "'float32', 'bfloat16' or 'float16'"),
     ("target.context", 1, "at least 16"),
     ("target.quantization", "int8", "unknown field"),
-    ("speculation", {"method": "magic"}, "'auto', 'eagle' or 'none'"),
+    ("speculation", {"method": "magic"}, "'auto', 'eagle', 'ngram' or 'none'"),
     ("speculation", {"method": "eagle"}, "name a head's folder"),
     ("speculation", {"method": "none", "head": "x"}, "remove the head"),
     ("speculation", {"method": "none", "depth": 0}, "at least 1"),

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from eagle_batch.engine.controller import Shape, grid
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import StaticEagleDrafter, check_paths
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Completion, Request, SamplingParams
+from eagle_batch.engine.sampling import pack_params
 from eagle_batch.engine.testing import FAMILIES, plain_decode, tiny_head, tiny_model, tiny_target
 from eagle_batch.models.heads import Head
 from eagle_batch.models.target import Target
@@ -154,7 +157,8 @@ def test_changing_the_shape_in_every_round_leaves_no_trace_in_the_text(scripted:
     assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
     passes = dict(engine.metrics().passes_by_shape)
     assert sum(passes.values()) == engine.metrics().target_passes
-    assert len(passes) >= 5, "hardly any shape was tried: the test is blind"
+    # Left to itself the controller times the rounds, and may soon have seen enough.
+    assert len(passes) >= (5 if scripted else 2), "hardly any shape was tried: the test is blind"
 
 
 def test_a_prefix_that_prompts_share_is_computed_once() -> None:
@@ -219,6 +223,35 @@ def test_counters_add_up() -> None:
     assert sum(metrics.accepted_at) == sum(c.accepted for c in done.values())
     assert metrics.round_tokens == metrics.row_passes + sum(metrics.accepted_at)
     assert list(metrics.accepted_at) == sorted(metrics.accepted_at, reverse=True)
+
+
+def test_ngrams_find_what_repeats_and_leave_no_trace_in_the_text() -> None:
+    target = tiny_target()
+    # Greedy text of a tiny model soon runs in circles, which is what n-grams are for.
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    greedy = [Request(f"g{i}", p, params) for i, p in enumerate(prompts(5, target.shape.vocab))]
+    requests = mixed_requests(target.shape.vocab, count=20) + greedy
+    for auto in (False, True):
+        drafter = NgramDrafter(slots=3, capacity=CONTEXT, depth=4, device=target.device)
+        engine = Engine(
+            target, drafter, None, decode_ids, slots=3, context=CONTEXT, auto=auto, prefill_chunk=9
+        )
+        done = run(engine, requests)
+        assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
+        if not auto:
+            assert max(done[r.id].acceptance_length for r in greedy) > 1.5
+
+
+def test_ngrams_take_the_latest_of_the_longest_matches() -> None:
+    drafter = NgramDrafter(slots=1, capacity=30, depth=2, device=torch.device("cpu"))
+    text = torch.tensor([[9, 1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3]])
+    zero = torch.tensor([0])
+    drafter.extend(CommittedChain(0, zero, torch.tensor([11]), 0), torch.zeros(1), text[:, 1:])
+    last = SamplingParams()
+    state = DraftState(
+        0, text[:, -1], torch.tensor([12]), zero, pack_params([last], [0], zero.device), 12
+    )
+    assert drafter.draft(state).tokens_BN.tolist() == [[3, 7, 7]]
 
 
 def test_a_static_tree_of_one_path_drafts_what_a_chain_does() -> None:

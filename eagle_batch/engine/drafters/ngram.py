@@ -1,0 +1,85 @@
+"""Drafting by looking back: what followed the last time these tokens stood here?
+
+Prompt lookup needs no head and no weights. It pays where an answer repeats its prompt or itself:
+code, extraction, rewriting. The search is one comparison over the row's own tokens, on the device.
+
+Shape legend: S slots, B rows, A places of an accepted path, C token capacity, D depth.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
+from eagle_batch.engine.tree import DraftTree, build_tree
+
+
+class NgramDrafter:
+    """Proposes a chain: the continuation of the latest place with the longest matching suffix."""
+
+    aux_layers: tuple[int, ...] = ()
+    width = 1
+
+    def __init__(
+        self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 3
+    ) -> None:
+        self.depth = self.nodes = depth
+        self._longest = longest
+        #: Tokens by position; position p of a row is column p + longest, the margin before is -1.
+        self.tokens_SC = torch.full(
+            (slots, longest + capacity + depth + 2), -1, dtype=torch.int64, device=device
+        )
+
+    def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
+        """Write down the committed tokens; the features are of no use here."""
+        del features_BAF
+        B, A = tokens_BA.shape
+        columns_BA = chain.start_B[:, None] + torch.arange(A, device=tokens_BA.device)
+        columns_BA = (columns_BA + 1 + self._longest).clamp(max=self.tokens_SC.shape[1] - 1)
+        # Padding lands behind the row's last token and is overwritten before it is ever looked at.
+        self.tokens_SC[chain.first_row : chain.first_row + B].scatter_(1, columns_BA, tokens_BA)
+
+    def draft(self, state: DraftState) -> DraftTree:
+        """Return what followed the best earlier match; nonsense where there is none."""
+        B = state.root_B.shape[0]
+        rows_BC = self.tokens_SC[state.first_row : state.first_row + B]
+        last_B1 = (state.length_B + self._longest)[:, None]
+        columns_C = torch.arange(rows_BC.shape[1], device=rows_BC.device)
+        score_BC = self._match_lengths(rows_BC, last_B1) * rows_BC.shape[1] + columns_C
+        score_BC = score_BC.masked_fill(columns_C >= last_B1, -1)
+        best_B1 = score_BC.argmax(1, keepdim=True)
+        places_BD = best_B1 + 1 + torch.arange(self.depth, device=rows_BC.device)
+        drafted_BD = rows_BC.gather(1, places_BD.clamp(max=rows_BC.shape[1] - 1))
+        parents_BD = torch.arange(self.depth, device=rows_BC.device).expand(B, -1)
+        return build_tree(state.root_B, drafted_BD.clamp(min=0), parents_BD, self.depth)
+
+    def use(self, shape: Shape) -> None:
+        """Draft a chain of another length from the next round on."""
+        self.depth = self.nodes = shape.depth
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy a row's tokens to another slot."""
+        del length
+        self.tokens_SC[target] = self.tokens_SC[source]
+
+    def snapshot(self, row: int, length: int) -> Tensor:
+        """Return the tokens at positions 1 to `length` of a row, `[1, length]`."""
+        first = self._longest + 1
+        return self.tokens_SC[row : row + 1, first : first + length].clone()
+
+    def restore(self, row: int, columns: Tensor) -> None:
+        """Put tokens from `snapshot`, or the first of them, at the start of a row."""
+        first = self._longest + 1
+        self.tokens_SC[row, first : first + columns.shape[1]] = columns[0]
+
+    def _match_lengths(self, rows_BC: Tensor, last_B1: Tensor) -> Tensor:
+        """Return how many tokens that end at each column equal the row's last ones, int64."""
+        lengths_BC = torch.zeros_like(rows_BC)
+        matches_BC = torch.ones_like(rows_BC, dtype=torch.bool)
+        for back in range(self._longest):
+            wanted_B1 = rows_BC.gather(1, last_B1 - back)
+            matches_BC = matches_BC & (rows_BC.roll(back, 1) == wanted_B1) & (wanted_B1 >= 0)
+            lengths_BC += matches_BC
+        return lengths_BC
