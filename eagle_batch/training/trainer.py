@@ -37,7 +37,7 @@ from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
 
 _BETAS = (0.9, 0.95)
 #: What may change between a run and its continuation without changing its numbers.
-_FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target"}
+_FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target", "start"}
 
 
 @dataclass(frozen=True, slots=True)
