@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Row-rounds after which the first estimate of a shape is trusted.
-_TRIAL_ROW_ROUNDS = 40
-#: Rounds of a trial at least: the first round of a size is cold and hardly counts.
-_TRIAL_ROUNDS = 2
+_TRIAL_ROW_ROUNDS = 32
+#: Rounds of a trial at least: the first round of a size is cold and its cost is not counted.
+_TRIAL_ROUNDS = 3
 #: Weight of the newest round in the running estimates of gains and of costs.
 _GAIN_BLEND, _COST_BLEND = 0.01, 0.05
 #: Rounds between two probes of a shape that is not in use, and rounds of a probe.
@@ -93,6 +93,8 @@ class Controller:
         self._gain = {shape: _Mean(_GAIN_BLEND) for shape in shapes}
         self._rounds = dict.fromkeys(shapes, 0)
         self._cost: dict[tuple[Shape, int], _Mean] = {}
+        #: What has run once at a bucket of rows.
+        self._warm: set[tuple[Shape, int]] = set()
         self._total = 0
         self._probe: tuple[Shape, int] | None = None
         #: Shapes whose trial may not be over, by bucket of rows.
@@ -118,9 +120,11 @@ class Controller:
         self._rounds[shape] += 1
         self._total += 1
         self._gain[shape].add(tokens / rows, rows)
-        cost = self._cost.setdefault((shape, _bucket(rows)), _Mean(_COST_BLEND))
         # The first round of a size pays for allocations and kernels that the others find ready.
-        cost.add(seconds, 0.1 if cost.weight == 0 else 1.0)
+        if (shape, _bucket(rows)) in self._warm:
+            cost = self._cost.setdefault((shape, _bucket(rows)), _Mean(_COST_BLEND))
+            cost.add(seconds, 1.0)
+        self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
 
     def estimates(self, rows: int) -> list[Estimate]:
@@ -144,7 +148,7 @@ class Controller:
     def _on_trial(self, shape: Shape, rows: int) -> bool:
         """Whether a shape is still being tried: too little is known, and it may yet be the best."""
         seen = self._gain[shape].weight
-        if seen >= _TRIAL_ROW_ROUNDS:
+        if self._rounds[shape] >= _TRIAL_ROUNDS and (shape == PLAIN or seen >= _TRIAL_ROW_ROUNDS):
             return False
         # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
         hoped = shape.depth + 1.0
