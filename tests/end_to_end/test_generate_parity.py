@@ -80,7 +80,15 @@ def _decode(
     return done
 
 
-@pytest.mark.parametrize("tree", ["none", "dynamic", "chain", "static"])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "none",
+        "dynamic",
+        pytest.param("chain", marks=pytest.mark.exhaustive),
+        pytest.param("static", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_batch_of_sixteen_generates_the_same_tokens(
     parts: Parts,
     spec: EngineSpec,
