@@ -256,7 +256,7 @@ class Engine:
     def _extend(
         self, drafter: Drafter, state: DraftState, output: TargetOutput, verdict: Verdict
     ) -> None:
-        features_BNF = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
+        features_BNF = output.features_BNF
         index = verdict.path_BA[..., None].expand(*verdict.path_BA.shape, features_BNF.shape[-1])
         features_BAF = features_BNF.gather(1, index)
         chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)

@@ -124,11 +124,10 @@ class Prefill:
             # The token after a prompt's last one is the token just chosen.
             place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
             next_BN = torch.where(place_BN, group.tokens_B[:, None], next_BN)
-            features = output.hidden_BNH if output.aux_BNF is None else output.aux_BNF
             chain = CommittedChain(
                 group.first_slot, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
             )
-            group.drafter.extend(chain, features, next_BN)
+            group.drafter.extend(chain, output.features_BNF, next_BN)
 
     def _first_tokens(
         self, group: _Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor

@@ -55,11 +55,9 @@ class RowParams:
 
     def narrow(self, start: int, stop: int) -> RowParams:
         """Return the parameters of a range of rows; the flags stay those of the whole."""
-        rows = slice(start, stop)
-        tensors = [field.name for field in fields(self) if field.name.endswith("_B")]
-        return replace(self, **{name: getattr(self, name)[rows] for name in tensors})
+        return self.pick(slice(start, stop))
 
-    def pick(self, rows: Tensor) -> RowParams:
+    def pick(self, rows: Tensor | slice) -> RowParams:
         """Return the parameters of some rows, by index; the flags stay those of the whole."""
         tensors = [field.name for field in fields(self) if field.name.endswith("_B")]
         return replace(self, **{name: getattr(self, name)[rows] for name in tensors})

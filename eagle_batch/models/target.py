@@ -74,6 +74,11 @@ class TargetOutput:
     #: for.
     aux_BNF: Tensor | None
 
+    @property
+    def features_BNF(self) -> Tensor:
+        """What a drafter takes in: the aux features where there are any, else the last state."""
+        return self.hidden_BNH if self.aux_BNF is None else self.aux_BNF
+
 
 class Target:
     """A causal LM whose keys and values live in a `KeyValueCache` of ours.
