@@ -221,7 +221,9 @@ class Engine:
         step = self.cache.step(
             0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
         )
-        return self.target.forward(tree.tokens_BN, positions_BN, step, self._aux_layers)
+        # Nobody takes the features in while the drafter does not follow.
+        aux_layers = self._aux_layers if self._follows else ()
+        return self.target.forward(tree.tokens_BN, positions_BN, step, aux_layers)
 
     def _judge(self, state: DraftState, tree: DraftTree, logits_BNV: Tensor) -> Verdict:
         """Let the target choose at the nodes of the trees and walk down its choices."""
