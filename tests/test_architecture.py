@@ -18,17 +18,9 @@ PACKAGE = Path(eagle_batch.__file__).parent
 REPOSITORY = PACKAGE.parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-#: A room is a folder of the package, one of these modules at its root, or "pipeline": the other
-#: modules at the root, which together own the pipeline file.
+#: A room is a folder of the package, or one of these modules at its root.
 MODULES_AT_THE_ROOT = {
     "__main__": "cli",
-    "cli": "cli",
-    "cli_bench": "cli",
-    "cli_heads": "cli",
-    "cli_show": "cli",
-    "cli_status": "cli",
-    "cli_jobs": "cli",
-    "cli_cluster": "cli",
     "demo": "demo",
     "errors": "errors",
 }
@@ -46,7 +38,7 @@ ARROWS = {
     "job": {"errors", "demo", "models", "engine", "training", "pipeline", "data", "report"},
     "schedule": {"errors", "pipeline", "data", "job"},
     "bench": {"errors", "engine", "pipeline", "data", "job"},
-    "cli": set(MODULES_AT_THE_ROOT.values())
+    "cli": {"demo", "errors"}
     | {"models", "engine", "training", "pipeline", "data", "report", "job", "schedule", "bench"},
 }
 
@@ -74,7 +66,7 @@ def room_of(module: str) -> str:
     name = module.partition(".")[2].partition(".")[0]
     if name == "" or (PACKAGE / name).is_dir():
         return name
-    return MODULES_AT_THE_ROOT.get(name, "pipeline")
+    return MODULES_AT_THE_ROOT[name]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -183,7 +175,7 @@ def test_no_file_names_a_folder_of_somebodys_machine() -> None:
     roots = ["eagle_batch", "tests", "pipelines", "jobs", ".ci"]
     suffixes = {".py", ".yaml", ".md", ".toml", ".json", ""}
     files = [each for root in roots for each in (REPOSITORY / root).rglob("*")]
-    files += [*REPOSITORY.glob("*.*"), REPOSITORY / "Makefile"]
+    files += [*REPOSITORY.glob("[!.]*.*"), REPOSITORY / "Makefile"]
     texts = [each for each in files if each.is_file() and each.suffix in suffixes]
     assert texts
     assert [

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from eagle_batch import cli, demo
+from eagle_batch.cli import app
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import EagleBatchError, ExitCode, OutputBusyError
 from eagle_batch.job import submit
@@ -255,13 +256,13 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 
 def test_commands_of_absent_modules_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "LAZY", {"ghosts": ("eagle_batch.cli_ghosts", "ghosts")})
+    monkeypatch.setattr(app, "LAZY", {"ghosts": ("eagle_batch.cli_ghosts", "ghosts")})
     assert "ghosts" not in invoke("--help").output
     assert invoke("ghosts").exit_code == 2
 
 
 def test_commands_of_modules_that_exist_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "LAZY", {"lent": ("eagle_batch.cli", "demo")})
+    monkeypatch.setattr(app, "LAZY", {"lent": ("eagle_batch.cli.app", "demo")})
     assert "\n  lent " in invoke("--help").output
     assert "fetch" in invoke("lent", "--help").output
 

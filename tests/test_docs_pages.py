@@ -14,7 +14,7 @@ import yaml
 
 from eagle_batch.cli import main
 from eagle_batch.pipeline import Pipeline, load_pipeline, parse_pipeline
-from eagle_batch.reference import reference_yaml
+from eagle_batch.pipeline.reference import reference_yaml
 from eagle_batch.training.config import TrainingConfig
 from tests.test_docs import PAGES, REPOSITORY, blocks
 

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 import eagle_batch.pipeline as pipeline_module
 from eagle_batch.engine.request import SamplingParams
 from eagle_batch.errors import ConfigError
-from eagle_batch.overrides import apply_overrides
 from eagle_batch.pipeline import Pipeline, Sampling, load_pipeline, parse_pipeline, resolved
-from eagle_batch.strict_yaml import parse_yaml
+from eagle_batch.pipeline.overrides import apply_overrides
+from eagle_batch.pipeline.strict_yaml import parse_yaml
 from tests.data.support import BASE, changed, make_pipeline, write_pipeline
 
 CONTRACT = """

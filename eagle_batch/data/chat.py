@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 
 from eagle_batch.data.templates import encodable
 from eagle_batch.errors import ConfigError, Reason, RequestError
-from eagle_batch.locations import DEMO_PREFIX, is_demo
+from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo
 
 #: Special tokens that a template sees as variables.
 _TOKENS = (

@@ -14,7 +14,7 @@ import fsspec
 import pyarrow as pa
 
 from eagle_batch.errors import DataError, EagleBatchError
-from eagle_batch.locations import is_url
+from eagle_batch.pipeline.locations import is_url
 
 #: Suffixes by format; JSONL may be compressed on top.
 SUFFIXES = {

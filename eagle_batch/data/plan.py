@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from eagle_batch.data.groups import Group
 from eagle_batch.data.sources import DataSet, InputFile, read_rows, survey
 from eagle_batch.errors import DataError
-from eagle_batch.fingerprint import fingerprint
 from eagle_batch.pipeline import Pipeline
-from eagle_batch.problems import suggestion
+from eagle_batch.pipeline.fingerprint import fingerprint
+from eagle_batch.pipeline.problems import suggestion
 
 _SHOWN = 5
 

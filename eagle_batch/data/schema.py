@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from eagle_batch.errors import Reason
 from eagle_batch.pipeline import OUTPUT_COLUMNS, Pipeline
-from eagle_batch.problems import suggestion
+from eagle_batch.pipeline.problems import suggestion
 
 GENERATION = pa.struct(
     [

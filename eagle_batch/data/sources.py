@@ -11,8 +11,8 @@ from eagle_batch.data import arrow, jsonl, parquet
 from eagle_batch.data.files import FoundFile, find_files, reading, short_names
 from eagle_batch.data.groups import Group, Scan
 from eagle_batch.errors import DataError
-from eagle_batch.fingerprint import InputIdentity
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.fingerprint import InputIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eagle_batch.errors import ConfigError, Reason, RequestError
 from eagle_batch.pipeline import ROW_VARIABLE, Stage
-from eagle_batch.problems import suggestion
+from eagle_batch.pipeline.problems import suggestion
 
 _MOST_NAMES = 20
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from eagle_batch.fingerprint import resolved
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.fingerprint import resolved
 
 PACKAGES = ("eagle-batch", "torch", "transformers", "ray", "pyarrow", "fsspec", "tokenizers")
 

@@ -24,7 +24,6 @@ from eagle_batch.errors import (
     StoppedError,
     StoreError,
 )
-from eagle_batch.fingerprint import resolved
 from eagle_batch.job.coordinator import DRIVER, Coordinator, Rules
 from eagle_batch.job.events import (
     Assign,
@@ -54,6 +53,7 @@ from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from eagle_batch.job.work import lost_rows, no_rows
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.fingerprint import resolved
 
 #: Seconds a worker runs before it reports.
 PUMP_S = 1.0

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eagle_batch.errors import LedgerError
-from eagle_batch.fingerprint import InputIdentity, explain_difference
 from eagle_batch.job.lock import Lock
 from eagle_batch.job.objects import (
     DATA,
@@ -33,6 +32,7 @@ from eagle_batch.job.objects import (
 )
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Task
+from eagle_batch.pipeline.fingerprint import InputIdentity, explain_difference
 
 JOB = "_job"
 PIPELINE = f"{JOB}/pipeline.json"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from eagle_batch.data.files import FoundFile, find_files
 from eagle_batch.errors import ConfigError
-from eagle_batch.fingerprint import resolved
 from eagle_batch.job import launch
-from eagle_batch.locations import is_demo, is_url
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.fingerprint import resolved
+from eagle_batch.pipeline.locations import is_demo, is_url
 
 #: Packages on which texts depend.
 PACKAGES = (launch.OURS, "ray", "torch", "transformers", "tokenizers")

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from eagle_batch.data.plan import Plan
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
-from eagle_batch.locations import DEMO_PREFIX, is_demo
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo
 
 
 class Tokenizer(Protocol):

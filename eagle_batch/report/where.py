@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eagle_batch.errors import ConfigError
-from eagle_batch.problems import suggestion
+from eagle_batch.pipeline.problems import suggestion
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: eq,

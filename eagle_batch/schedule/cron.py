@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from eagle_batch.errors import ConfigError
-from eagle_batch.problems import suggestion
+from eagle_batch.pipeline.problems import suggestion
 
 #: Names for expressions, which cron programs know and the parser does not.
 NAMES = {

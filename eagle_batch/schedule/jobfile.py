@@ -19,9 +19,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle_batch.errors import ConfigError
-from eagle_batch.locations import is_url
 from eagle_batch.pipeline import Pipeline, load_pipeline
-from eagle_batch.problems import explain_problems, shown
+from eagle_batch.pipeline.locations import is_url
+from eagle_batch.pipeline.problems import explain_problems, shown
+from eagle_batch.pipeline.strict_yaml import read_yaml
 from eagle_batch.schedule.cron import (
     Schedule,
     clock_changes,
@@ -29,7 +30,6 @@ from eagle_batch.schedule.cron import (
     next_ticks,
     tick_name,
 )
-from eagle_batch.strict_yaml import read_yaml
 
 KIND = "a job (name, pipeline, set, schedule)"
 OUTPUT = "output.path"

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from eagle_batch.fingerprint import InputIdentity
 from eagle_batch.job.ledger import Identity, Ledger
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.store import Retry, Store
 from eagle_batch.job.tasks import Commit, Lease, Task
+from eagle_batch.pipeline.fingerprint import InputIdentity
 
 DATA = pa.schema({"id": pa.string(), "sample": pa.int32(), "text": pa.string()})
 ERRORS = pa.schema(

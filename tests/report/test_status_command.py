@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from eagle_batch.cli import main
-from eagle_batch.cli_status import percent, seconds_left
+from eagle_batch.cli.status import percent, seconds_left
 from eagle_batch.job import status as job_status
 from eagle_batch.job.status import JobStatus
 from tests.job.fake_job import load_job, run_in_process, write_job

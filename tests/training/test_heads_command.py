@@ -82,7 +82,7 @@ def test_a_wrong_file_is_explained(
 
 
 def test_the_shipped_training_file_is_valid() -> None:
-    from eagle_batch.cli_heads import load_training_config
+    from eagle_batch.cli.heads import load_training_config
 
     folder = Path(__file__).parents[2] / "pipelines" / "heads"
     files = sorted(folder.glob("*.yaml"))

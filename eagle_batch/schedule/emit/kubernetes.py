@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from eagle_batch.errors import ConfigError, ExitCode
-from eagle_batch.locations import is_url
+from eagle_batch.pipeline.locations import is_url
 from eagle_batch.schedule.cron import warnings_lines
 from eagle_batch.schedule.emit.command import (
     Place,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from eagle_batch.overrides import Key, dotted
+from eagle_batch.pipeline.overrides import Key, dotted
 
 #: A broken rule between fields: the keys it names, relative to their model, and the sentence.
 Rule = tuple[tuple[str, ...], str]

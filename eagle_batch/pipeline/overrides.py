@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle_batch.errors import ConfigError
-from eagle_batch.strict_yaml import parse_yaml
+from eagle_batch.pipeline.strict_yaml import parse_yaml
 
 Key = tuple[str | int, ...]
 

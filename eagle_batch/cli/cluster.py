@@ -73,7 +73,7 @@ def exit_code(ended: Ended | None) -> ExitCode:
 
 def _found(output: str, address: str | None) -> tuple[Cluster, str, str]:
     from eagle_batch.job.cluster import Cluster
-    from eagle_batch.locations import locate
+    from eagle_batch.pipeline.locations import locate
 
     where = jobs_api(address)
     if where is None:

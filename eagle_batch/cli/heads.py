@@ -72,8 +72,8 @@ def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
 
 def load_training_config(path: Path) -> TrainingConfig:
     """Read a training file; raises ConfigError that lists every problem with its key."""
-    from eagle_batch.problems import explain_problems
-    from eagle_batch.strict_yaml import read_yaml
+    from eagle_batch.pipeline.problems import explain_problems
+    from eagle_batch.pipeline.strict_yaml import read_yaml
     from eagle_batch.training.config import TrainingConfig
 
     raw = read_yaml(path, str(path), "a training file")
@@ -85,7 +85,7 @@ def load_training_config(path: Path) -> TrainingConfig:
 
 def _model_folder(name: str, base: Path) -> str:
     from eagle_batch import demo
-    from eagle_batch.locations import is_demo, locate_model
+    from eagle_batch.pipeline.locations import is_demo, locate_model
 
     if is_demo(name):
         return str(demo.resolve(name.removeprefix(demo.PREFIX)))

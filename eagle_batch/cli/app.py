@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagle_batch.cli_cluster import address_option, exit_code, jobs_api, submit_to
+from eagle_batch.cli.cluster import address_option, exit_code, jobs_api, submit_to
 from eagle_batch.errors import EagleBatchError, ExitCode
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 #: Command groups that have a module of their own; registered where that module exists.
 LAZY = {
-    "heads": ("eagle_batch.cli_heads", "heads"),
-    "bench": ("eagle_batch.cli_bench", "bench"),
-    "reference": ("eagle_batch.cli_show", "reference"),
-    "report": ("eagle_batch.cli_show", "report"),
-    "show": ("eagle_batch.cli_show", "show"),
-    "status": ("eagle_batch.cli_status", "status"),
-    "jobs": ("eagle_batch.cli_jobs", "jobs"),
-    "logs": ("eagle_batch.cli_cluster", "logs"),
-    "stop": ("eagle_batch.cli_cluster", "stop"),
+    "heads": ("eagle_batch.cli.heads", "heads"),
+    "bench": ("eagle_batch.cli.bench", "bench"),
+    "reference": ("eagle_batch.cli.show", "reference"),
+    "report": ("eagle_batch.cli.show", "report"),
+    "show": ("eagle_batch.cli.show", "show"),
+    "status": ("eagle_batch.cli.status", "status"),
+    "jobs": ("eagle_batch.cli.jobs", "jobs"),
+    "logs": ("eagle_batch.cli.cluster", "logs"),
+    "stop": ("eagle_batch.cli.cluster", "stop"),
 }
 
 

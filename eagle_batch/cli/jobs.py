@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from eagle_batch.cli_cluster import jobs_api, submit_to
+from eagle_batch.cli.cluster import jobs_api, submit_to
 from eagle_batch.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:

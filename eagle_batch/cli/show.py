@@ -71,6 +71,6 @@ def report(*, output: str, price: float | None) -> None:
 @click.command(short_help="Print every field of a pipeline file.")
 def reference() -> None:
     """Print a pipeline file with every field, its default and what it means."""
-    from eagle_batch.reference import reference_yaml
+    from eagle_batch.pipeline.reference import reference_yaml
 
     click.echo(reference_yaml(), nl=False)

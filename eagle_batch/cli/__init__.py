@@ -1,0 +1,5 @@
+"""The command line: `eagle-batch`."""
+
+from eagle_batch.cli.app import main
+
+__all__ = ["main"]

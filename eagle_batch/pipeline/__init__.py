@@ -1,0 +1,42 @@
+"""The pipeline file: its sections, their defaults, overrides, and what makes two jobs the same."""
+
+from eagle_batch.pipeline.fingerprint import (
+    InputIdentity,
+    explain_difference,
+    fingerprint,
+    resolved,
+)
+from eagle_batch.pipeline.model import Speculation, Target
+from eagle_batch.pipeline.result import Output
+from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
+from eagle_batch.pipeline.source import Input
+from eagle_batch.pipeline.stage import Message, Sampling, Stage
+from eagle_batch.pipeline.whole import (
+    OUTPUT_COLUMNS,
+    ROW_VARIABLE,
+    Pipeline,
+    load_pipeline,
+    parse_pipeline,
+)
+
+__all__ = [
+    "OUTPUT_COLUMNS",
+    "ROW_VARIABLE",
+    "EngineOptions",
+    "Input",
+    "InputIdentity",
+    "Limits",
+    "Message",
+    "Output",
+    "Pipeline",
+    "Sampling",
+    "Speculation",
+    "Stage",
+    "Target",
+    "Workers",
+    "explain_difference",
+    "fingerprint",
+    "load_pipeline",
+    "parse_pipeline",
+    "resolved",
+]

@@ -1,0 +1,113 @@
+"""The sections `target` and `speculation`: what writes the text, and what drafts it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from eagle_batch.pipeline.base import Section
+from eagle_batch.pipeline.problems import Rule
+
+
+class Target(Section):
+    """The model that writes the text."""
+
+    model: str = Field(
+        min_length=1,
+        description="'demo:<name>', a local folder (relative to the pipeline file) or a hub id.",
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a hub id.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Number format of weights and activations."
+    )
+    context: int | None = Field(
+        default=None,
+        ge=16,
+        le=1_048_576,
+        description="Most tokens of prompt and completion; null: the model's limit, at most 2048.",
+    )
+
+
+RankPath = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)]
+
+
+def _is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
+    known = {(), *paths}
+    return bool(paths) and all(path[:-1] in known for path in paths)
+
+
+class Speculation(Section):
+    """How tokens are drafted; it changes the speed, never the text."""
+
+    method: Literal["auto", "eagle", "ngram", "none"] = Field(
+        default="auto",
+        description="auto measures while it runs and takes the draft that pays, or none: of the "
+        "head, or of n-grams without one; eagle drafts in the shape given below; ngram takes what "
+        "followed the same tokens earlier in the row; none decodes plainly.",
+    )
+    head: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Folder of the EAGLE head (relative to the pipeline file) or 'demo:<name>'; "
+        "null with the methods ngram and none, allowed with auto.",
+    )
+    tree: Literal["dynamic", "static", "chain"] = Field(
+        default="dynamic",
+        description="Shape of the draft: dynamic (EAGLE-2), static (EAGLE-1) or chain.",
+    )
+    depth: int = Field(default=4, ge=1, le=32, description="Drafted levels below the root.")
+    width: int = Field(default=4, ge=1, le=64, description="Children considered for each node.")
+    nodes: int = Field(
+        default=12,
+        ge=1,
+        le=1024,
+        description="Drafted nodes for each row and round, the root excluded.",
+    )
+    paths: Annotated[tuple[RankPath, ...], Field(strict=False)] | None = Field(
+        default=None,
+        description="Paths of a static tree by child ranks, such as [0], [1], [0, 0]; null takes "
+        "the 25 nodes of EAGLE-1.",
+    )
+
+    def _rules(self) -> list[tuple[bool, Rule]]:
+        return [
+            (
+                self.method == "eagle" and self.head is None,
+                (
+                    ("head", "method"),
+                    "found no head and method 'eagle'; name a head's folder or set method: none",
+                ),
+            ),
+            (
+                self.method == "auto" and self.tree == "static",
+                (
+                    ("tree", "method"),
+                    "found static and auto, which chooses the tree itself; set method: eagle",
+                ),
+            ),
+            (
+                self.method in {"ngram", "none"} and self.head is not None,
+                (
+                    ("head", "method"),
+                    f"found a head with {self.method!r}; remove the head or set method: auto",
+                ),
+            ),
+            (
+                self.paths is not None and self.tree != "static",
+                (("paths", "tree"), f"found paths and tree {self.tree!r}; set tree: static"),
+            ),
+            (
+                self.paths is not None and not _is_tree(self.paths),
+                (
+                    ("paths",),
+                    "expected paths of ranks such as [0], [0, 0], each with its beginning listed",
+                ),
+            ),
+            (
+                self.head is not None and self.tree == "dynamic" and self.nodes < self.depth,
+                (
+                    ("nodes", "depth"),
+                    f"found {self.nodes} and {self.depth}; expected at least one node a level",
+                ),
+            ),
+        ]
