@@ -24,7 +24,8 @@ from eagle_batch.errors import (
     StoppedError,
     StoreError,
 )
-from eagle_batch.job.coordinator import DRIVER, Coordinator, Rules
+from eagle_batch.job.coordinator import Coordinator
+from eagle_batch.job.entries import DRIVER, Rules
 from eagle_batch.job.events import (
     Assign,
     CloseTask,

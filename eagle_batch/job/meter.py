@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from eagle_batch.engine.request import EngineMetrics
-from eagle_batch.job.coordinator import Tally
+from eagle_batch.job.entries import Tally
 from eagle_batch.job.reports import PumpReport, WorkerInfo
 
 #: Seconds between two points of the time series, at first.

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_batch.job.coordinator import DRIVER, Coordinator, Rules, State
+from eagle_batch.job.coordinator import Coordinator
+from eagle_batch.job.entries import DRIVER, Rules, State
 from eagle_batch.job.events import (
     Assign,
     CloseTask,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle_batch.engine.request import EngineMetrics
-from eagle_batch.job.coordinator import Tally
+from eagle_batch.job.entries import Tally
 from eagle_batch.job.meter import MOST_POINTS, Meter
 from eagle_batch.job.reports import PumpReport, WorkerInfo
 
