@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-import eagle_batch.pipeline as pipeline_module
 from eagle_batch.engine.request import SamplingParams
 from eagle_batch.errors import ConfigError
 from eagle_batch.pipeline import Pipeline, Sampling, load_pipeline, parse_pipeline, resolved
@@ -55,8 +54,15 @@ limits: {max_error_rate: 0.1, worker_attempts: 3, shard_attempts: 3, stall_secon
 def models(model: type[BaseModel] = Pipeline) -> Iterator[type[BaseModel]]:
     yield model
     for field in model.model_fields.values():
-        for inner in re.findall(r"pipeline\.(\w+)", repr(field.annotation)):
-            yield from models(getattr(pipeline_module, inner))
+        for inner in inner_models(field.annotation):
+            yield from models(inner)
+
+
+def inner_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from inner_models(argument)
 
 
 def test_every_field_of_every_section_is_described() -> None:

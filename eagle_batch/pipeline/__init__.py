@@ -7,10 +7,12 @@ from eagle_batch.pipeline.fingerprint import (
     resolved,
 )
 from eagle_batch.pipeline.model import Speculation, Target
+from eagle_batch.pipeline.prompt import Message
 from eagle_batch.pipeline.result import Output
 from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
+from eagle_batch.pipeline.sampling import Sampling
 from eagle_batch.pipeline.source import Input
-from eagle_batch.pipeline.stage import Message, Sampling, Stage
+from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.whole import (
     OUTPUT_COLUMNS,
     ROW_VARIABLE,

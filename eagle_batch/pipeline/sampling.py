@@ -1,0 +1,67 @@
+"""How a completion is sampled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from eagle_batch.pipeline.base import Count, Section
+from eagle_batch.pipeline.problems import Rule
+
+
+class Sampling(Section):
+    """How one completion is sampled; the defaults are greedy decoding."""
+
+    temperature: float = Field(
+        default=0.0, ge=0, le=100, description="0 chooses the most probable token; above 0 samples."
+    )
+    top_p: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Keep the smallest set of tokens with this probability.",
+    )
+    top_k: int | None = Field(default=None, ge=1, description="Keep the k most probable tokens.")
+    min_p: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Drop tokens below this share of the most probable one.",
+    )
+    max_tokens: Count = Field(default=128, description="Most tokens of one completion.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="No end of sequence before this many tokens."
+    )
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = Field(
+        default=(), description="Strings that end a completion; they are cut from the text."
+    )
+    stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = Field(
+        default=(), description="Token ids that end a completion."
+    )
+    ignore_eos: bool = Field(
+        default=False, description="Go on after the end of sequence, until max_tokens."
+    )
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, le=10, description="Above 1, tokens of prompt and text get less likely."
+    )
+    presence_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted for every token that the text holds."
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2, le=2, description="Subtracted each time that the text holds a token."
+    )
+    logit_bias: dict[int, float] = Field(
+        default_factory=dict, description="Added to the logits of tokens, by token id."
+    )
+
+    def _rules(self) -> list[tuple[bool, Rule]]:
+        return [
+            (
+                self.min_tokens > self.max_tokens,
+                (
+                    ("min_tokens", "max_tokens"),
+                    f"found {self.min_tokens} and {self.max_tokens}; expected min <= max",
+                ),
+            )
+        ]
