@@ -21,6 +21,11 @@ import click
     show_default=True,
     help="Most rows that are shown.",
 )
+@click.option(
+    "--spans/--no-spans",
+    default=True,
+    help="Colour what was drafted, in outputs with output.spans (the default), or do not.",
+)
 def show(
     *,
     output: str,
@@ -29,6 +34,7 @@ def show(
     sort: str | None,
     descending: bool,
     limit: int,
+    spans: bool,
 ) -> None:
     """Show rows of an OUTPUT: their columns, their texts and how they were decoded.
 
@@ -46,7 +52,7 @@ def show(
     store = open_store(output)
     facts = read_facts(store)
     found = find_rows(store, facts, Query(row, where, sort, descending, limit))
-    show_rows(Console(), found, facts)
+    show_rows(Console(), found, facts, spans=spans)
     if not found:
         click.echo(f"no such row among the {facts.rows:,} of {facts.output}")
 

@@ -28,6 +28,9 @@ GENERATION = pa.struct(
 )
 TOKEN_IDS = pa.struct([pa.field("stage", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
 
+#: `characters` alternate: drafted, then the target's own, of each pass; their sum is the text.
+SPANS = pa.struct([pa.field("stage", pa.string()), pa.field("characters", pa.list_(pa.int32()))])
+
 ERROR_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string()),
@@ -69,6 +72,8 @@ class OutputRow:
     generation: tuple[Generation, ...]
     #: Token ids by stage; only written with output.token_ids.
     token_ids: tuple[tuple[int, ...], ...] = ()
+    #: Characters by stage, drafted and the target's own in turn; only written with output.spans.
+    spans: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ def output_schema(pipeline: Pipeline, source: pa.Schema) -> pa.Schema:
     ]
     if pipeline.output.token_ids:
         fields.append(pa.field("token_ids", pa.list_(TOKEN_IDS)))
+    if pipeline.output.spans:
+        fields.append(pa.field("spans", pa.list_(SPANS)))
     return pa.schema(fields)
 
 
@@ -125,8 +132,11 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
         columns[stage.name] = pa.array([row.texts[index] for row in rows], pa.string())
     columns |= dict(zip(passed, taken.columns, strict=True))
     if pipeline.output.token_ids:
-        ids = [_token_ids(pipeline, row) for row in rows]
+        ids = [_by_stage(pipeline, "ids", row.token_ids) for row in rows]
         columns["token_ids"] = pa.array(ids, pa.list_(TOKEN_IDS))
+    if pipeline.output.spans:
+        spans = [_by_stage(pipeline, "characters", row.spans) for row in rows]
+        columns["spans"] = pa.array(spans, pa.list_(SPANS))
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
@@ -158,10 +168,12 @@ def schema_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
     return lines + _unwritable(source, passed)
 
 
-def _token_ids(pipeline: Pipeline, row: OutputRow) -> list[dict[str, object]]:
+def _by_stage(
+    pipeline: Pipeline, name: str, lists: Sequence[tuple[int, ...]]
+) -> list[dict[str, object]]:
     return [
-        {"stage": stage.name, "ids": list(ids)}
-        for stage, ids in zip(pipeline.stages, row.token_ids, strict=True)
+        {"stage": stage.name, name: list(numbers)}
+        for stage, numbers in zip(pipeline.stages, lists, strict=True)
     ]
 
 

@@ -23,7 +23,13 @@ class EndRules:
         self._decode = decode
 
     def append(self, row: Row, tokens: Sequence[int]) -> int:
-        """Append new tokens until the row ends; return how many were taken."""
+        """Append the tokens of one pass until the row ends; return how many were taken."""
+        taken = self._take(row, tokens)
+        # The last of a pass is the target's own; those before it were drafted.
+        row.accepted_by_pass.append(min(taken, len(tokens) - 1))
+        return taken
+
+    def _take(self, row: Row, tokens: Sequence[int]) -> int:
         for taken, token in enumerate(tokens, start=1):
             row.tokens.append(token)
             row.finish_reason = self._reason(row, token)
@@ -44,6 +50,7 @@ class EndRules:
             target_passes=row.target_passes,
             drafted=row.drafted,
             accepted=row.accepted,
+            accepted_by_pass=tuple(row.accepted_by_pass),
             logprobs=None if row.request.params.logprobs is None else tuple(row.logprobs),
             top_logprobs=tuple(row.top_logprobs) if row.request.params.logprobs else None,
         )

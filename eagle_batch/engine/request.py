@@ -124,6 +124,9 @@ class Completion:
     drafted: int
     #: Drafted tokens that the target accepted.
     accepted: int
+    #: How many drafted tokens each pass put into `token_ids`. The target's own token follows them;
+    #: only the last pass may end without it, where the text ended among the drafted ones.
+    accepted_by_pass: tuple[int, ...] = ()
     #: Log-probability of each token under the unprocessed distribution, where it was asked for.
     logprobs: tuple[float, ...] | None = None
     #: The best tokens at each place with their log-probabilities, where they were asked for.

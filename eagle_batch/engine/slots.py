@@ -27,6 +27,8 @@ class Row:
     target_passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    #: Drafted tokens among those that each pass appended; see `Completion`.
+    accepted_by_pass: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     #: Where a stop string begins in the decoded text.
     text_end: int | None = None

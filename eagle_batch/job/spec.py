@@ -18,6 +18,15 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the token ids of a text."""
 
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """Return the text of token ids."""
+
 
 class EngineLike(Protocol):
     """The part of an engine that a worker uses; tests bring a quick one."""

@@ -30,6 +30,8 @@ class Flow:
     stage: int = 0
     completions: list[Completion] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    #: Characters of each stage's spans, where the output has them.
+    spans: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def row_id(self) -> str:
@@ -96,6 +98,7 @@ class TaskWork:
                 texts=tuple(completion.text for completion in flow.completions),
                 generation=tuple(self._generations(flow)),
                 token_ids=tuple(c.token_ids for c in flow.completions) if keep_ids else (),
+                spans=tuple(flow.spans),
             ),
         )
 

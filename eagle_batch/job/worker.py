@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from eagle_batch.data.prompts import make_prompter
@@ -19,6 +19,7 @@ from eagle_batch.errors import ConfigError, LedgerError, Reason, RequestError, S
 from eagle_batch.job.elastic import ElasticEngine
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
+from eagle_batch.job.spans import span_lengths
 from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease
@@ -134,12 +135,19 @@ class Worker:
             self._quarantine(flow, Reason.GENERATION_OVERFLOW, text)
             return
         flow.completions.append(completion)
+        if self._pipeline.output.spans:
+            flow.spans.append(span_lengths(completion, self._decode))
         if flow.stage + 1 < len(self._params):
             flow.stage += 1
             self._submit(flow)
         else:
             flow.work.complete(flow)
             self._count(flow)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._engine.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def _quarantine(self, flow: Flow, reason: Reason, message: str) -> None:
         flow.work.quarantine(flow, reason, message)

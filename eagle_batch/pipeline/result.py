@@ -20,3 +20,6 @@ class Output(Section):
         default="zstd", description="Compression of the Parquet files."
     )
     token_ids: bool = Field(default=False, description="Also write the generated token ids.")
+    spans: bool = Field(
+        default=False, description="Also write which characters were drafted; `show` colours them."
+    )

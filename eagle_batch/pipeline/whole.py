@@ -25,7 +25,7 @@ from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.strict_yaml import read_yaml
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
-OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids")
+OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
 
 #: The name under which a template sees its whole row, for columns that are no identifiers.
 ROW_VARIABLE = "row"

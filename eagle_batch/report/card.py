@@ -22,6 +22,7 @@ OURS = {
     "model": "the target that wrote the row",
     "head": "the EAGLE head that drafted; null without",
     "token_ids": "for each stage: the generated token ids",
+    "spans": "for each stage: how many characters were drafted, and then the target's own, in turn",
 }
 
 

@@ -16,10 +16,11 @@ from rich.text import Text
 from eagle_batch.errors import ConfigError
 from eagle_batch.report.measures import MEASURES, with_measures
 from eagle_batch.report.output import Objects, OutputFacts, read_table
+from eagle_batch.report.spans import coloured, legend, share_drafted, stage_spans
 from eagle_batch.report.where import filter_rows, parse_where
 
 #: Columns that are not shown with the input's.
-HIDDEN = ("id", "sample", "generation", "model", "head", "token_ids")
+HIDDEN = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,22 @@ def _sortable(table: pa.Table) -> str:
     return ", ".join(field.name for field in fields)
 
 
-def show_rows(console: Console, rows: Sequence[dict[str, Any]], facts: OutputFacts) -> None:
-    """Print rows, one frame each: what came in, what was written, and how it came about."""
+def show_rows(
+    console: Console, rows: Sequence[dict[str, Any]], facts: OutputFacts, *, spans: bool = True
+) -> None:
+    """Print rows, one frame each: what came in, what was written, and how it came about.
+
+    Drafted spans are coloured, or marked where there are no colours, if the output has `spans`.
+    """
+    colour = console.color_system is not None
     for row in rows:
         title = Text(f"{row['id']}  sample {row['sample']}", style="bold")
-        console.print(Panel(Group(*_parts(row, facts)), title=title, title_align="left"))
+        shown = row if spans else row | {"spans": None}
+        parts = _parts(shown, facts, colour=colour)
+        console.print(Panel(Group(*parts), title=title, title_align="left"))
 
 
-def _parts(row: dict[str, Any], facts: OutputFacts) -> Iterator[RenderableType]:
+def _parts(row: dict[str, Any], facts: OutputFacts, *, colour: bool) -> Iterator[RenderableType]:
     names = list(row)
     passed = names[: names.index("generation")]
     for name in passed:
@@ -94,10 +103,18 @@ def _parts(row: dict[str, Any], facts: OutputFacts) -> Iterator[RenderableType]:
             yield Text.assemble((f"{name}: ", "cyan"), str(row[name]))
     for name in facts.stages:
         yield Text()
-        yield Text(name, style="bold green")
-        yield Text(row[name] or "")
+        characters = stage_spans(row, name)
+        if characters is None:
+            yield Text(name, style="bold cyan")
+            yield Text(row[name] or "")
+        else:
+            drafted = f"  {share_drafted(characters):.0%} drafted"
+            yield Text.assemble((name, "bold cyan"), (drafted, "dim"))
+            yield coloured(row[name] or "", characters, colour=colour)
     yield Text()
     yield _numbers(row)
+    if row.get("spans"):
+        yield legend(colour=colour)
 
 
 def _numbers(row: dict[str, Any]) -> Table:

@@ -59,6 +59,22 @@ def test_nothing_is_emitted_after_the_end_of_sequence() -> None:
     assert done.finish_reason == "eos"
 
 
+@pytest.mark.parametrize("most", [1, 2, 7, 23])
+def test_each_pass_says_how_many_drafted_tokens_it_put_into_the_text(most: int) -> None:
+    params = SamplingParams(max_tokens=most, ignore_eos=True)
+    done = complete(make_engine(tiny_target()), *(Request(str(n), (n,), params) for n in range(6)))
+    for each in done:
+        passes = each.accepted_by_pass
+        assert (passes[0], len(passes)) == (0, each.target_passes)
+        # Each pass adds a token of the target's own, unless the text ended before it.
+        cut = sum(passes) + len(passes) - len(each.token_ids)
+        assert cut in ({0, 1} if passes[-1] else {0})
+        assert sum(passes[:-1]) <= sum(passes) <= each.accepted
+    if most == 23:
+        assert any(sum(each.accepted_by_pass) for each in done)
+        assert any(0 in each.accepted_by_pass[1:] for each in done)
+
+
 def test_a_stop_string_across_token_borders_cuts_the_text_before_it() -> None:
     target = tiny_target()
     free = free_run(PROMPT, 30)

@@ -22,6 +22,16 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         return ([1] if add_special_tokens else []) + list(text.encode())
 
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """Four letters a token, as in `fake_text`."""
+        return "".join(f"{token:04}" for token in token_ids)
+
 
 def fake_text(prompt: bytes, noise_key: int, tokens: int) -> str:
     """The oracle: what this engine writes, whoever asks, whenever."""
@@ -121,6 +131,8 @@ def _complete(request: Request) -> Completion:
         target_passes=2,
         drafted=4,
         accepted=2,
+        # One token of the prefill; then the rest, of which the last is the target's own.
+        accepted_by_pass=(0, max(0, tokens - 2)) if tokens > 1 else (0,),
     )
 
 
