@@ -3,16 +3,22 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.eagle-batch-installed
+# Test processes; a test uses one core, or two for a job of two workers.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 
-.PHONY: demo test lint types bench check clean
+.PHONY: demo test exhaustive lint types bench check clean
 
 demo: $(STAMP)  ## make questions and answers with the demo target on this machine
 	$(BIN)/eagle-batch demo fetch
 	$(BIN)/eagle-batch submit pipelines/synth.yaml
 
-test: $(STAMP)  ## run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## run the tests, in under ten minutes on two cores
+	$(PYTEST) $(PYTEST_ARGS)
+
+exhaustive: $(STAMP)  ## run the long tests: whole comparisons, every crash
+	$(PYTEST) -m exhaustive $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -248,11 +249,23 @@ def ray_session(
             yield _say(_cluster_resources(workers, threads), say)
         return
     cores = len(os.sched_getaffinity(0))
+    if _asks_for_no_token():
+        say("Ray was imported before, without tokens: other users of this machine can reach it")
     with _embedded(workers, cores, dashboard=dashboard) as (url, gpus):
         if url:
-            token = os.environ["RAY_AUTH_TOKEN"]
+            token = os.environ.get("RAY_AUTH_TOKEN", "none")
             say(f"dashboard: http://{url} (token {token})")
         yield _say(choose_resources(workers, threads, cores, gpus), say)
+
+
+def _asks_for_no_token() -> bool:
+    """Tell whether Ray is in this process and has settled for no token; it decides at import."""
+    if "ray" not in sys.modules:
+        return False
+    import ray
+
+    mode = ray._raylet.get_authentication_mode()  # noqa: SLF001 - it has no public name
+    return bool(mode != ray._raylet.AuthenticationMode.TOKEN)  # noqa: SLF001 - same
 
 
 def _say(resources: Resources, say: Callable[[str], None]) -> Resources:
@@ -295,7 +308,10 @@ def _embedded(
     """Start a Ray of our own on this machine and end it; yields the dashboard and the GPUs."""
     # Short: a Unix socket's path has at most 107 bytes.
     folder = tempfile.mkdtemp(prefix="eb-", dir="/tmp")
-    with _environment(EMBEDDED_ENVIRONMENT | {"RAY_TMPDIR": folder}):
+    settings = EMBEDDED_ENVIRONMENT | {"RAY_TMPDIR": folder}
+    if _asks_for_no_token():
+        settings["RAY_AUTH_MODE"] = "disabled"
+    with _environment(settings):
         # Only now: Ray's core reads some of these variables when it is imported.
         import ray
 

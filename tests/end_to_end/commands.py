@@ -139,6 +139,8 @@ class DemoRun:
             f"input.limit={self.rows}",
             f"output.path={self.output}",
             "output.rows_per_shard=8",
+            # Two jobs with two threads each on two cores spend their time waiting for each other.
+            "engine.threads=1",
             "stages.0.sampling.max_tokens=16",
             "stages.1.sampling.max_tokens=32",
             *more,

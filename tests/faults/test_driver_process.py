@@ -121,3 +121,20 @@ def wait_for_actors(output: Path) -> list[int]:
             return [int(worker["pid"]) for worker in workers]
         time.sleep(0.1)
     raise AssertionError(log_of(output))
+
+
+def test_a_ray_that_was_imported_before_its_settings_still_starts_and_says_so() -> None:
+    program = (
+        "import ray\n"
+        "from eagle_batch.job.pool import ray_session\n"
+        "from eagle_batch.pipeline import Workers\n"
+        "with ray_session(Workers(count=1, gpus=0), 1, print):\n"
+        "    print(ray.get(ray.remote(lambda: 'works').remote()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    warning, resources, answer = done.stdout.splitlines()
+    assert "without tokens" in warning
+    assert (resources, answer) == ("1 worker on cpu, each with 1 CPU threads", "works")
