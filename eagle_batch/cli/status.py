@@ -44,11 +44,26 @@ def status(*, output: str, watch: bool, interval: float, as_json: bool) -> None:
 def _print(found: JobStatus, *, as_json: bool) -> None:
     if as_json:
         values = {name: value for name, value in asdict(found).items() if name != "metrics"}
-        values |= {"percent": percent(found), "eta_s": seconds_left(found)}
+        values |= {"percent": percent(found), "eta_s": seconds_left(found)} | _numbers(found)
         click.echo(json.dumps(values))
         return
     for name, value in status_lines(found):
         click.echo(f"{name:<14}{value}")
+
+
+def _numbers(found: JobStatus) -> dict[str, Any]:
+    """Return the numbers of the last run under the names of `submit --json`."""
+    if found.metrics is None:
+        return {}
+    engine = found.metrics["engine"]
+    return {
+        "tokens": engine["completion_tokens"],
+        "tokens_per_s": found.metrics.get("tokens_per_s_now"),
+        "average_tokens_per_s": found.metrics["tokens_per_s"],
+        "acceptance_length": engine["acceptance_length"],
+        "occupancy": engine["occupancy"],
+        "workers": found.metrics.get("workers_ready"),
+    }
 
 
 def status_lines(found: JobStatus) -> list[tuple[str, str]]:
@@ -67,11 +82,25 @@ def status_lines(found: JobStatus) -> list[tuple[str, str]]:
     if found.silent_s is not None:
         lines.append(("last sign", f"{found.silent_s:.0f} s ago"))
     if found.metrics is not None:
-        speed, length = found.metrics["tokens_per_s"], found.metrics["engine"]["acceptance_length"]
-        lines.append(("speed", f"{speed:,.1f} tokens/s, {length:.2f} tokens a target pass"))
+        lines += _run_lines(found.metrics, running=found.state == "running")
     left = seconds_left(found)
     if left is not None:
         lines.append(("left", f"about {duration(left)}"))
+    return lines
+
+
+def _run_lines(metrics: dict[str, Any], *, running: bool) -> list[tuple[str, str]]:
+    """Return the numbers of the last run, those that the view of the run itself shows."""
+    engine, now = metrics["engine"], metrics.get("tokens_per_s_now", 0.0)
+    average = f"{metrics['tokens_per_s']:,.1f}"
+    speed = f"{now:,.1f} tokens/s now, {average} on average" if running else f"{average} tokens/s"
+    slots, length = f"{engine['occupancy']:.0%}", f"{engine['acceptance_length']:.2f}"
+    lines = [
+        ("speed", speed),
+        ("batch", f"{slots} of the slots in use, {length} tokens a target pass"),
+    ]
+    if running:
+        lines.append(("workers", f"{metrics['workers_ready']:,} ready"))
     return lines
 
 
@@ -83,17 +112,8 @@ def percent(found: JobStatus) -> int:
 
 
 def seconds_left(found: JobStatus) -> float | None:
-    """Estimate the seconds left by the rows of the later half of this run; None while unknown."""
-    if found.state != "running" or found.metrics is None:
+    """Return what the run itself expected, less the time since; None while unknown."""
+    if found.state != "running" or found.metrics is None or found.metrics.get("eta_s") is None:
         return None
-    series: list[dict[str, Any]] = found.metrics["series"]
-    made = found.metrics["rows_this_run"]
-    if len(series) < 2 or made == 0:
-        return None
-    first, last = series[len(series) // 2 - 1], series[-1]
-    rate: float = (last["units"] - first["units"]) / max(1e-9, last["at"] - first["at"])
-    if rate <= 0:
-        return None
-    earlier = sum(run["rows_this_run"] for run in found.metrics.get("earlier_runs", []))
-    done: int = max(found.rows + found.quarantined, min(found.units, made + earlier))
-    return max(0.0, (found.units - done) / rate)
+    left: float = found.metrics["eta_s"] - (found.looked - found.metrics["updated"])
+    return max(0.0, left)

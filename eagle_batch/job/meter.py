@@ -13,6 +13,7 @@ from typing import Any
 
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.job.entries import Tally
+from eagle_batch.job.lengths import Lengths
 from eagle_batch.job.reports import PumpReport, WorkerInfo
 
 #: Seconds between two points of the time series, at first.
@@ -37,9 +38,11 @@ class Snapshot:
     tasks: int
     tasks_done: int
     workers: int
-    #: Generated tokens of this run, and tokens for each second over the last half minute.
+    #: Generated tokens of this run; tokens for each second over the last half minute, and since
+    #: the first worker was ready.
     tokens: int
     tokens_per_s: float
+    average_tokens_per_s: float
     acceptance_length: float
     occupancy: float
     elapsed_s: float
@@ -53,6 +56,7 @@ class _WorkerTotals:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     units: int = 0
     unit_tokens: int = 0
+    under_way: int = 0
     pump_s: float = 0.0
     slots: int = 0
     #: What the worker told the user, such as that it ran out of memory.
@@ -85,7 +89,7 @@ class Meter:
         self._recent: deque[_Point] = deque()
         # Kept beside the workers' own numbers: adding those up for each report takes too long.
         self._total = EngineMetrics()
-        self._units = 0
+        self._units = self._unit_tokens = self._unit_tokens_squared = 0
         self.started_unix = time.time()
 
     def started(self, worker: int, info: WorkerInfo) -> None:
@@ -107,6 +111,9 @@ class Meter:
         self._total = self._total + report.metrics
         self._units += report.units
         totals.unit_tokens += report.unit_tokens
+        self._unit_tokens += report.unit_tokens
+        self._unit_tokens_squared += report.unit_tokens_squared
+        totals.under_way = report.under_way
         totals.pump_s += report.seconds
         totals.slots = report.slots
         totals.notices += report.notices
@@ -137,6 +144,14 @@ class Meter:
         first, last = self._recent[0], self._recent[-1]
         return (last.tokens - first.tokens) / max(last.at - first.at, 1e-9)
 
+    def _generating_s(self) -> float:
+        return self._clock() - self._generating if self._generating is not None else 0.0
+
+    def _average(self) -> float:
+        """Return tokens per second since the first worker was ready."""
+        seconds = self._generating_s()
+        return self._total.completion_tokens / seconds if seconds else 0.0
+
     def snapshot(self, tally: Tally) -> Snapshot:
         """Return how far the job is."""
         total = self.total()
@@ -153,6 +168,7 @@ class Meter:
             workers=len(self._alive),
             tokens=total.completion_tokens,
             tokens_per_s=self._speed(),
+            average_tokens_per_s=self._average(),
             acceptance_length=total.acceptance_length,
             occupancy=total.occupancy,
             elapsed_s=self._clock() - self._begun,
@@ -160,23 +176,21 @@ class Meter:
         )
 
     def _eta(self, units_left: int) -> float | None:
-        """Estimate the seconds left: the tokens left, at the speed of the last half minute.
-
-        Finished units tell how long one is; what unfinished ones have so far need not be made.
-        """
-        units, speed = self._units, self._speed()
-        if not units or speed <= 0:
+        """Estimate the seconds left: the tokens left, at the speed of the last half minute."""
+        speed = self._speed()
+        if not self._units or speed <= 0:
             return None
-        tokens_each = sum(item.unit_tokens for item in self._workers.values()) / units
         alive = [self._workers[worker] for worker in self._alive]
         begun = sum(item.metrics.completion_tokens - item.unit_tokens for item in alive)
-        return max(0.0, units_left * tokens_each - begun) / speed
+        under_way = min(units_left, sum(item.under_way for item in alive))
+        lengths = Lengths(self._units, self._unit_tokens, self._unit_tokens_squared)
+        return lengths.tokens_left(units_left - under_way, under_way, begun) / speed
 
     def document(self, tally: Tally, state: str) -> dict[str, Any]:
         """Return everything as plain data; `state` is "running" or how the job ended."""
         now = self._clock()
-        generating = now - self._generating if self._generating is not None else 0.0
-        total = self.total()
+        generating = self._generating_s()
+        total, shown = self.total(), self.snapshot(tally)
         return {
             "run": self._run,
             "state": state,
@@ -191,7 +205,11 @@ class Meter:
             "tasks_done": tally.done,
             "hedges": tally.hedges,
             "rows_this_run": self._units,
-            "tokens_per_s": total.completion_tokens / generating if generating else 0.0,
+            "tokens_per_s": self._average(),
+            "tokens_per_s_now": shown.tokens_per_s,
+            "eta_s": shown.eta_s if state == "running" else None,
+            "completed": shown.completed,
+            "workers_ready": shown.workers,
             "rows_per_s": self._units / generating if generating else 0.0,
             "engine": _engine_document(total),
             "workers": [_worker_document(n, item) for n, item in self._workers.items()],

@@ -54,8 +54,11 @@ class PumpReport:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     #: Rows x samples that were completed or quarantined, committed or not.
     units: int = 0
-    #: Generated tokens of those.
+    #: Generated tokens of those, and the sum of their squares: it tells how unlike they are.
     unit_tokens: int = 0
+    unit_tokens_squared: int = 0
+    #: Units that have begun and are not finished.
+    under_way: int = 0
     seconds: float = 0.0
     #: Slots of the engine, now: fewer than the pipeline's where the memory was too small.
     slots: int = 0

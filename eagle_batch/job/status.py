@@ -33,6 +33,8 @@ class JobStatus:
     pid: int | None
     #: Seconds since that run, or the last one, was heard of; None before the first.
     silent_s: float | None
+    #: When this was read, in seconds since the epoch.
+    looked: float
     #: The document of `_job/metrics.json`, if there is one yet.
     metrics: dict[str, Any] | None
 
@@ -70,5 +72,6 @@ def read_status(output: str, now: float | None = None) -> JobStatus:
         host=holder.host if holder is not None and alive else None,
         pid=holder.pid if holder is not None and alive else None,
         silent_s=None if holder is None else max(0.0, now - holder.beat),
+        looked=now,
         metrics=metrics,
     )

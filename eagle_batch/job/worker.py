@@ -57,7 +57,7 @@ class Worker:
         self._flows: dict[str, Flow] = {}
         self._reported = EngineMetrics()
         self._units = 0
-        self._unit_tokens = 0
+        self._unit_tokens = self._unit_tokens_squared = 0
         self._failed: list[tuple[Lease, Failure]] = []
 
     def info(self) -> WorkerInfo:
@@ -155,7 +155,9 @@ class Worker:
 
     def _count(self, flow: Flow) -> None:
         self._units += 1
-        self._unit_tokens += sum(len(item.token_ids) for item in flow.completions)
+        tokens = sum(len(item.token_ids) for item in flow.completions)
+        self._unit_tokens += tokens
+        self._unit_tokens_squared += tokens * tokens
 
     def _commit_finished(self) -> list[tuple[Lease, Commit]]:
         finished = [work for work in self._work if work.done]
@@ -179,13 +181,15 @@ class Worker:
             metrics=total - self._reported,
             units=self._units,
             unit_tokens=self._unit_tokens,
+            unit_tokens_squared=self._unit_tokens_squared,
+            under_way=max(0, len(self._flows) - self._engine.waiting),
             seconds=seconds,
             slots=self._engine.slots,
             notices=tuple(self._engine.notices),
         )
         self._engine.notices.clear()
         self._reported, self._failed = total, []
-        self._units = self._unit_tokens = 0
+        self._units = self._unit_tokens = self._unit_tokens_squared = 0
         return report
 
 

@@ -72,8 +72,8 @@ def _bar(snapshot: Snapshot) -> Table:
 def _lines(snapshot: Snapshot, remarks: int) -> Iterator[tuple[str, Text]]:
     rows = f"{snapshot.completed:,} of {snapshot.units:,}, {snapshot.committed:,} committed"
     yield "rows", _with_failures(rows, snapshot.quarantined, "quarantined")
-    average = snapshot.tokens / snapshot.elapsed_s if snapshot.elapsed_s > 0 else 0.0
-    speed = f"{snapshot.tokens_per_s:,.0f} tokens/s now, {average:,.0f} on average"
+    average = f"{snapshot.average_tokens_per_s:,.0f} on average"
+    speed = f"{snapshot.tokens_per_s:,.0f} tokens/s now, {average}"
     yield "speed", Text(speed)
     batch = f"{snapshot.occupancy:.0%} of the slots in use, "
     yield "batch", Text(f"{batch}{snapshot.acceptance_length:.2f} tokens a target pass")

@@ -22,6 +22,7 @@ NUMBERS = (
     "workers",
     "tokens",
     "tokens_per_s",
+    "average_tokens_per_s",
     "acceptance_length",
     "occupancy",
     "elapsed_s",
@@ -59,6 +60,10 @@ class Snapshot(Protocol):
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens for each second, lately."""
+
+    @property
+    def average_tokens_per_s(self) -> float:
+        """Generated tokens for each second since the first worker was ready."""
 
     @property
     def acceptance_length(self) -> float:
@@ -156,6 +161,7 @@ def describe(snapshot: Snapshot) -> str:
         f"{snapshot.committed:,} committed",
         f"{snapshot.tokens_per_s:,.0f} tokens/s",
         f"{snapshot.acceptance_length:.2f} tokens/pass",
+        f"{snapshot.occupancy:.0%} of slots",
         f"{snapshot.workers} workers" if snapshot.workers != 1 else "1 worker",
     ]
     if snapshot.quarantined:

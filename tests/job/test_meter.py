@@ -27,7 +27,15 @@ def tally(rows: int = 0, errors: int = 0, units: int = 100) -> Tally:
 def report(tokens: int, units: int = 1, begun: int = 0) -> PumpReport:
     """`begun` of the tokens are of rows that are not finished."""
     metrics = EngineMetrics(completion_tokens=tokens)
-    return PumpReport(metrics=metrics, units=units, unit_tokens=tokens - begun, seconds=1.0)
+    finished = tokens - begun
+    return PumpReport(
+        metrics=metrics,
+        units=units,
+        unit_tokens=finished,
+        unit_tokens_squared=finished**2 // max(1, units),
+        under_way=8 if begun else 0,
+        seconds=1.0,
+    )
 
 
 @pytest.fixture
@@ -56,13 +64,15 @@ def test_the_speed_shown_is_of_the_last_half_minute(clock: Clock) -> None:
 
 
 def test_the_time_left_goes_by_tokens(clock: Clock) -> None:
-    """20 of 100 rows took 10 tokens each, and 40 tokens of the others are there; 760 are left."""
+    """20 of 100 rows took 10 tokens each, and 8 others have 40 tokens so far; 760 are left."""
     meter = Meter("r", (0, 0), clock)
     meter.started(0, INFO)
     meter.pumped(0, report(0, units=0))
     clock.now = 4.0
     meter.pumped(0, report(240, units=20, begun=40))
     assert meter.snapshot(tally()).eta_s == pytest.approx((80 * 10 - 40) / (240 / 4))
+    assert meter.document(tally(), "running")["eta_s"] == meter.snapshot(tally()).eta_s
+    assert meter.document(tally(), "complete")["eta_s"] is None
 
 
 def test_nothing_is_promised_before_anything_is_known(clock: Clock) -> None:

@@ -21,6 +21,7 @@ class Point:
     workers: int = 2
     tokens: int = 80_000
     tokens_per_s: float = 1234.4
+    average_tokens_per_s: float = 1231.0
     acceptance_length: float = 2.345
     occupancy: float = 0.75
     elapsed_s: float = 65.0
@@ -29,8 +30,8 @@ class Point:
 
 def test_a_line_says_how_far_and_how_fast() -> None:
     assert describe(Point()) == (
-        "50% 500/1,000 rows, 400 committed, 1,234 tokens/s, 2.35 tokens/pass, 2 workers, "
-        "1m05s elapsed, about 1m10s left"
+        "50% 500/1,000 rows, 400 committed, 1,234 tokens/s, 2.35 tokens/pass, 75% of slots, "
+        "2 workers, 1m05s elapsed, about 1m10s left"
     )
 
 

@@ -17,7 +17,6 @@ from eagle_batch.job import status as job_status
 from eagle_batch.job.status import JobStatus
 from tests.job.fake_job import load_job, run_in_process, write_job
 
-SERIES = [{"at": 10.0 * n, "tokens": 100 * n, "units": 5 * n} for n in range(9)]
 RUNNING = JobStatus(
     output="out",
     name="synth",
@@ -30,23 +29,21 @@ RUNNING = JobStatus(
     host="here",
     pid=1,
     silent_s=1.0,
+    looked=1003.0,
     metrics={
+        "updated": 1000.0,
         "tokens_per_s": 10.0,
-        "engine": {"acceptance_length": 2.0},
-        "rows_this_run": 40,
-        "series": SERIES,
+        "tokens_per_s_now": 12.0,
+        "eta_s": 123.0,
+        "workers_ready": 3,
+        "engine": {"acceptance_length": 2.0, "occupancy": 0.75, "completion_tokens": 400},
     },
 )
 
 
-def test_the_time_left_is_that_of_the_rows_left() -> None:
-    # 5 rows in 10 seconds; 60 rows are left.
+def test_the_time_left_is_what_the_run_expected_less_the_time_since() -> None:
     assert seconds_left(RUNNING) == pytest.approx(120.0)
-
-
-def test_rows_in_memory_and_of_earlier_runs_are_not_made_again() -> None:
-    document = {**RUNNING.metrics, "rows_this_run": 50, "earlier_runs": [{"rows_this_run": 30}]}  # type: ignore[dict-item]
-    assert seconds_left(replace(RUNNING, metrics=document)) == pytest.approx(40.0)
+    assert seconds_left(replace(RUNNING, looked=5000.0)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -54,8 +51,7 @@ def test_rows_in_memory_and_of_earlier_runs_are_not_made_again() -> None:
     [
         replace(RUNNING, state="complete"),
         replace(RUNNING, metrics=None),
-        replace(RUNNING, metrics={**(RUNNING.metrics or {}), "series": SERIES[:1]}),
-        replace(RUNNING, metrics={**(RUNNING.metrics or {}), "rows_this_run": 0}),
+        replace(RUNNING, metrics={**(RUNNING.metrics or {}), "eta_s": None}),
     ],
 )
 def test_nothing_is_guessed_before_anything_is_known(found: JobStatus) -> None:
@@ -76,6 +72,7 @@ def test_watching_ends_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["state"] for line in lines] == ["running", "running", "complete"]
     assert lines[0]["eta_s"] == pytest.approx(120.0)
+    assert (lines[0]["tokens_per_s"], lines[0]["occupancy"]) == (12.0, 0.75)
 
 
 def test_a_look_at_a_complete_job_ends_at_once(tmp_path: Path) -> None:
@@ -93,5 +90,11 @@ def lines_of(result: Any) -> list[str]:
 def test_a_running_job_shows_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_status, "read_status", lambda output: RUNNING)
     result = CliRunner().invoke(main, ["status", "out"])
-    assert "about 2m00s" in result.stdout
+    for text in (
+        "about 2m00s",
+        "12.0 tokens/s now, 10.0 on average",
+        "75% of the slots in use, 2.00 tokens a target pass",
+        "3 ready",
+    ):
+        assert text in result.stdout
     assert lines_of(result)[-1] == "left"
