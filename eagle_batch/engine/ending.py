@@ -8,10 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
 from eagle_batch.engine.request import Completion, FinishReason
 from eagle_batch.engine.slots import Row
 
 Decode = Callable[[Sequence[int]], str]
+
+#: What `scores_status` says of a row's choices.
+FINE = 1
+_FAULTS: dict[int, FinishReason] = {0: "overflow", 2: "banned"}
+
+
+def scores_status(logits_BA: Tensor, processed_BA: Tensor) -> Tensor:
+    """Return for each row FINE, 0 where a chosen logit is not finite, 2 where all were banned.
+
+    Both are the scores of the chosen tokens along a path, before and after adjustment. A NaN
+    anywhere wins the argmax, so the chosen logit tells of its whole place; where the best adjusted
+    score is minus infinity, there was nothing to choose from.
+    """
+    banned_B = (processed_BA == -torch.inf).any(1).long()
+    return (1 + banned_B).masked_fill(~logits_BA.isfinite().all(1), 0)
 
 
 class EndRules:
@@ -22,8 +40,14 @@ class EndRules:
         self._context = context
         self._decode = decode
 
-    def append(self, row: Row, tokens: Sequence[int]) -> int:
-        """Append the tokens of one pass until the row ends; return how many were taken."""
+    def append(self, row: Row, tokens: Sequence[int], status: int) -> int:
+        """Append the tokens of one pass until the row ends; return how many were taken.
+
+        status: what `scores_status` says of the choices; all are dropped unless it is FINE.
+        """
+        if status != FINE:
+            row.finish_reason = _FAULTS[status]
+            return 0
         taken = self._take(row, tokens)
         # The last of a pass is the target's own; those before it were drafted.
         row.accepted_by_pass.append(min(taken, len(tokens) - 1))
@@ -32,6 +56,8 @@ class EndRules:
     def _take(self, row: Row, tokens: Sequence[int]) -> int:
         for taken, token in enumerate(tokens, start=1):
             row.tokens.append(token)
+            if row.guide is not None:
+                row.guide.advance((token,))
             row.finish_reason = self._reason(row, token)
             if row.finish_reason is not None:
                 return taken
@@ -40,7 +66,7 @@ class EndRules:
     def completion(self, row: Row) -> Completion:
         """Return the finished row as the caller sees it."""
         assert row.finish_reason is not None
-        text = "" if row.finish_reason == "overflow" else self._text(row)
+        text = "" if row.finish_reason in {"overflow", "banned"} else self._text(row)
         return Completion(
             request_id=row.request.id,
             token_ids=tuple(row.tokens),
@@ -53,6 +79,7 @@ class EndRules:
             accepted_by_pass=tuple(row.accepted_by_pass),
             logprobs=None if row.request.params.logprobs is None else tuple(row.logprobs),
             top_logprobs=tuple(row.top_logprobs) if row.request.params.logprobs else None,
+            complete=row.guide is None or row.guide.complete,
         )
 
     def _text(self, row: Row) -> str:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_batch.engine.adjust import Adjustments
 from eagle_batch.engine.clock import PhaseClock
 from eagle_batch.engine.controller import PLAIN, Controller, Shape, grid
 from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
-from eagle_batch.engine.ending import Decode, EndRules
-from eagle_batch.engine.history import TokenHistory
+from eagle_batch.engine.ending import Decode, EndRules, scores_status
 from eagle_batch.engine.logprobs import Logprobs, path_logprobs
 from eagle_batch.engine.prefill import Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request
@@ -52,7 +52,7 @@ class Engine:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        #: The target's tokenizer; the engine only carries it for its caller.
+        #: The target's tokenizer; grammars and bad words need it, and the engine's caller.
         self.tokenizer = tokenizer
         self.context = context
         self._aux_layers = () if drafter is None else drafter.aux_layers
@@ -72,9 +72,9 @@ class Engine:
         self._ends = EndRules(target.eos_token_ids, context, decode)
         self._clock = PhaseClock(target.device)
         self._counters = Counters(slots, 0 if drafter is None else drafter.depth)
-        self._history = TokenHistory(slots, target.shape.vocab, target.device)
+        self._adjustments = Adjustments(target, tokenizer, self._slots)
         self._prefill = Prefill(
-            target, drafter, self.cache, self._history, self._eos_ids, prefill_chunk
+            target, drafter, self.cache, self._adjustments, self._eos_ids, prefill_chunk
         )
 
     @property
@@ -105,7 +105,8 @@ class Engine:
         """Queue a request.
 
         Raises RequestError when the row can never run: an empty prompt, or one that leaves no room.
-        Raises ValueError on a request id that is in the engine already (a bug of the caller).
+        Raises ConfigError where its grammar cannot be compiled, and ValueError on a request id that
+        is in the engine already (a bug of the caller).
         """
         if request.id in self._ids:
             raise ValueError(f"request id {request.id!r} is in the engine already")
@@ -118,6 +119,7 @@ class Engine:
                 f"the prompt has {count} tokens; the context holds {self.context} "
                 "and needs one for the answer",
             )
+        self._adjustments.check(request.params)
         self._ids.add(request.id)
         self._waiting.append(request)
 
@@ -135,8 +137,8 @@ class Engine:
         requests = self._prefill.choose_group(self._waiting, self._slots.free)
         rows = [Row(request, followed=self._follows) for request in requests]
         first = self._slots.add(rows)
-        for slot, request in enumerate(requests, start=first):
-            self._history.set_row(slot, request)
+        for slot, row in enumerate(rows, start=first):
+            self._adjustments.set_row(slot, row)
         with self._clock.phase("prefill"):
             begun = self._prefill.run(rows, first, self._slots.params, follow=self._follows)
             stop = first + len(rows)
@@ -146,11 +148,11 @@ class Engine:
             )
             self._slots.index_S[first:stop] = 1
             one_B = torch.ones_like(begun.tokens_B)
-            self._history.add(first, begun.tokens_B[:, None], one_B)
-            emitted = torch.stack((begun.tokens_B, begun.finite_B.long()), dim=1).tolist()
-        for place, (row, (token, finite)) in enumerate(zip(rows, emitted, strict=True)):
+            self._adjustments.add(first, begun.tokens_B[:, None], one_B)
+            emitted = torch.stack((begun.tokens_B, begun.status_B), dim=1).tolist()
+        for place, (row, (token, status)) in enumerate(zip(rows, emitted, strict=True)):
             row.target_passes = 1
-            self._append(row, [token], begun.logprobs, place, finite=bool(finite))
+            self._append(row, [token], begun.logprobs, place, status)
 
     def _round(self) -> None:
         rows = self.active
@@ -187,9 +189,9 @@ class Engine:
         with self._clock.phase("verify"):
             output = self._verify(state, tree)
             logits_BNV = self.target.logits(output.hidden_BNH)
-            processed_BNV = self._history.adjust(logits_BNV, 0, tree, state.params)
+            processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
             verdict = self._judge(state, tree, processed_BNV)
-            result = _round_result(verdict, logits_BNV)
+            result = _round_result(verdict, logits_BNV, processed_BNV)
             logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
         if self.drafter is not None and self._follows:
@@ -211,6 +213,7 @@ class Engine:
             slots.index_S[rows].clone(),
             slots.params,
             slots.longest,
+            self._adjustments.guides.draft(0, len(slots.rows)),
         )
 
     def _verify(self, state: DraftState, tree: DraftTree) -> TargetOutput:
@@ -251,7 +254,7 @@ class Engine:
         rows = slice(0, state.root_B.shape[0])
         gained_B = verdict.accepted_B + 1
         self._slots.root_S[rows] = verdict.tokens_BA.gather(1, verdict.accepted_B[:, None])[:, 0]
-        self._history.add(0, verdict.tokens_BA, gained_B)
+        self._adjustments.add(0, verdict.tokens_BA, gained_B)
         self._slots.length_S[rows] += gained_B
         self._slots.index_S[rows] += gained_B
 
@@ -267,13 +270,13 @@ class Engine:
     def _account(self, result: list[list[int]], depth: int, logprobs: Logprobs | None) -> list[int]:
         accepted = []
         rows = zip(self._slots.rows, result, strict=True)
-        for place, (row, (count, finite, *tokens)) in enumerate(rows):
+        for place, (row, (count, status, *tokens)) in enumerate(rows):
             row.target_passes += 1
             row.drafted += depth
             row.accepted += count
             row.length += count + 1
             accepted.append(count)
-            self._append(row, tokens[: count + 1], logprobs, place, finite=bool(finite))
+            self._append(row, tokens[: count + 1], logprobs, place, status)
         return accepted
 
     def _append(
@@ -282,13 +285,9 @@ class Engine:
         tokens: Sequence[int],
         logprobs: Logprobs | None,
         place: int,
-        *,
-        finite: bool,
+        status: int,
     ) -> None:
-        if not finite:
-            row.finish_reason = "overflow"
-            return
-        taken = self._ends.append(row, tokens)
+        taken = self._ends.append(row, tokens, status)
         self._counters.completion_tokens += taken
         if logprobs is not None and row.request.params.logprobs is not None:
             logprobs.extend(row, place, taken)
@@ -307,19 +306,18 @@ class Engine:
         if source is not None:
             length = self._slots.rows[slot].length
             self.cache.move_row(source, slot, length)
-            self._history.move_row(source, slot)
+            self._adjustments.move_row(source, slot)
             if self.drafter is not None:
                 self.drafter.move_row(source, slot, length)
 
 
-def _round_result(verdict: Verdict, logits_BNV: Tensor) -> Tensor:
-    """Pack what the host needs into one tensor `[B, 2 + A]`: accepted, finite, tokens."""
+def _round_result(verdict: Verdict, logits_BNV: Tensor, processed_BNV: Tensor) -> Tensor:
+    """Pack what the host needs into one tensor `[B, 2 + A]`: accepted, status, tokens."""
     places_BA = verdict.path_BA * logits_BNV.shape[-1] + verdict.tokens_BA
-    # A NaN anywhere wins the argmax, so the chosen logit tells of the whole place.
-    finite_B = logits_BNV.flatten(1).gather(1, places_BA).isfinite().all(1)
-    return torch.cat(
-        (verdict.accepted_B[:, None], finite_B[:, None].long(), verdict.tokens_BA), dim=1
+    status_B = scores_status(
+        logits_BNV.flatten(1).gather(1, places_BA), processed_BNV.flatten(1).gather(1, places_BA)
     )
+    return torch.cat((verdict.accepted_B[:, None], status_B[:, None], verdict.tokens_BA), dim=1)
 
 
 def _name(shape: Shape, depth: int, drafter: Drafter | None) -> str:

@@ -16,8 +16,9 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from eagle_batch.engine.adjust import Adjustments
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter
-from eagle_batch.engine.history import TokenHistory
+from eagle_batch.engine.ending import FINE, scores_status
 from eagle_batch.engine.logprobs import Logprobs, place_logprobs
 from eagle_batch.engine.prefix import PrefixStore, SharedPrefix
 from eagle_batch.engine.request import Request
@@ -40,14 +41,14 @@ class Prefill:
         target: Target,
         drafter: Drafter | None,
         cache: KeyValueCache,
-        history: TokenHistory,
+        adjustments: Adjustments,
         eos_ids: Tensor,
         chunk: int,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._cache = cache
-        self._history = history
+        self._adjustments = adjustments
         self._eos_ids = eos_ids
         self._chunk = chunk
         self._prefixes = PrefixStore()
@@ -88,7 +89,7 @@ class Prefill:
             drafter=self._drafter if follow else None,
             params=params.narrow(first_slot, first_slot + len(rows)),
             tokens_B=torch.zeros(len(rows), dtype=torch.int64, device=self._target.device),
-            finite_B=torch.ones(len(rows), dtype=torch.bool, device=self._target.device),
+            status_B=torch.full((len(rows),), FINE, device=self._target.device),
             hidden_BH=self._target.embed_weight_VH.new_zeros(len(rows), self._target.shape.hidden),
         )
         for offset in range(0, group.longest, self._chunk):
@@ -100,7 +101,7 @@ class Prefill:
         if params.logprobs is not None:
             logits_B1V = self._target.logits(group.hidden_BH[:, None])
             logprobs = place_logprobs(logits_B1V, group.tokens_B[:, None], params.logprobs)
-        return Begun(group.tokens_B, group.finite_B, logprobs)
+        return Begun(group.tokens_B, group.status_B, logprobs)
 
     def _run_chunk(self, group: _Group, offset: int, width: int) -> None:
         """Run places offset .. offset + width of every prompt; fill in the rows that end here."""
@@ -136,12 +137,15 @@ class Prefill:
         place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
         hidden_B1H = hidden_BNH.gather(1, place)
         logits_B1V = self._target.logits(hidden_B1H)
-        processed = self._history.adjust(logits_B1V, group.first_slot, None, group.params)
+        processed = self._adjustments.adjust(logits_B1V, group.first_slot, None, group.params)
         first_B1 = torch.zeros_like(last_B)[:, None]
         chosen_B1 = choose(processed, first_B1, group.params, self._eos_ids)
-        best_B = logits_B1V.gather(-1, chosen_B1[..., None])[:, 0, 0]
+        place_B11 = chosen_B1[..., None]
+        status_B1 = scores_status(
+            logits_B1V.gather(-1, place_B11)[..., 0], processed.gather(-1, place_B11)[..., 0]
+        )
         group.tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], group.tokens_B))
-        group.finite_B.copy_(torch.where(ends_B, best_B.isfinite(), group.finite_B))
+        group.status_B.copy_(torch.where(ends_B, status_B1, group.status_B))
         group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_B1H[:, 0], group.hidden_BH))
 
     def _reuse_prefix(self, row: Row, slot: int, *, follow: bool) -> int:
@@ -177,8 +181,8 @@ class Begun:
 
     #: int64 [B]; the first generated token.
     tokens_B: Tensor
-    #: bool [B]; whether the logits that it was chosen from were finite.
-    finite_B: Tensor
+    #: int64 [B]; what `scores_status` says of the choice.
+    status_B: Tensor
     logprobs: Logprobs | None
 
 
@@ -193,7 +197,7 @@ class _Group:
     drafter: Drafter | None
     params: RowParams
     tokens_B: Tensor
-    finite_B: Tensor
+    status_B: Tensor
     #: Hidden state of each prompt's last token.
     hidden_BH: Tensor
 

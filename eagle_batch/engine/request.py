@@ -6,11 +6,22 @@ The job side of the house imports this module; it must stay light.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-#: "overflow": the target's logits were not finite; the text is empty and the row is quarantined.
-FinishReason = Literal["eos", "stop", "length", "context", "overflow"]
+#: "overflow": the target's logits were not finite; "banned": the grammar, the bad words and the biases
+#: left no token to choose. Either way the text is empty and the row is quarantined.
+FinishReason = Literal["eos", "stop", "length", "context", "overflow", "banned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the whole text of a completion must match."""
+
+    kind: Literal["json_schema", "regex", "choice"]
+    #: The schema as JSON, the regular expression, or a JSON list of the choices.
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,10 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     #: Report log-probabilities of the chosen tokens and of this many best ones; None reports none.
     logprobs: int | None = None
+    #: Text that is never written: no token is chosen that would complete one of these.
+    bad_words: tuple[str, ...] = ()
+    #: Choose only tokens that keep the text within a grammar, and end where the grammar may end.
+    structured: Structured | None = None
 
     def __post_init__(self) -> None:
         problems = [text for bad, text in self._rules() if bad]
@@ -92,6 +107,27 @@ class SamplingParams:
                 "" in self.stop,
                 "stop holds an empty string, which would end every completion at once",
             ),
+            (
+                any(not word.strip() for word in self.bad_words),
+                "bad_words holds a blank string, which would ban every text",
+            ),
+            *self._contradictions(),
+        ]
+
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        banned = {token for token, bias in self.logit_bias if bias == -math.inf}
+        never = sorted(banned & set(self.stop_token_ids))
+        unread = [
+            name
+            for name in ("ignore_eos", "min_tokens", "stop", "stop_token_ids")
+            if self.structured is not None and getattr(self, name)
+        ]
+        return [
+            (bool(never), f"stop_token_ids {never} are banned by logit_bias"),
+            (
+                bool(unread),
+                f"{', '.join(unread)} beside structured output, which ends where its grammar does",
+            ),
         ]
 
 
@@ -131,6 +167,8 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     #: The best tokens at each place with their log-probabilities, where they were asked for.
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    #: Whether the text satisfies the grammar that was asked for; one cut by a length may not.
+    complete: bool = True
 
     @property
     def acceptance_length(self) -> float:

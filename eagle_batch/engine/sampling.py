@@ -40,9 +40,8 @@ class RowParams:
     frequency_B: Tensor
     #: bool; rows whose logits depend on their history or have a bias.
     history_B: Tensor
-    #: Whether any row samples, is greedy, filters, or has a least length; decided on the host
-    #: when rows
-    #: change.
+    #: Whether any row samples, is greedy, filters, has a least length, a history or bad words;
+    #: decided on the host when rows change.
     sampled: bool
     greedy: bool
     top_k: int
@@ -50,6 +49,7 @@ class RowParams:
     min_p: bool
     least_length: bool
     history: bool
+    bad_words: bool
     #: Most log-probabilities that any row asks for at a place; None if none does.
     logprobs: int | None
 
@@ -93,6 +93,7 @@ def pack_params(
         min_p=any(p.min_p for p in sampling),
         least_length=any(p.min_tokens > 0 for p in params),
         history=any(p.penalised or p.logit_bias for p in params),
+        bad_words=any(p.bad_words for p in params),
         logprobs=max((p.logprobs for p in params if p.logprobs is not None), default=None),
     )
 

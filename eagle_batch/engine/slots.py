@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eagle_batch.engine.grammars import Guide
 from eagle_batch.engine.request import FinishReason, Request
 from eagle_batch.engine.sampling import RowParams, pack_params
 
@@ -34,6 +35,8 @@ class Row:
     text_end: int | None = None
     #: Whether the drafter has followed this row from its first token on.
     followed: bool = True
+    #: Where the row stands in its grammar, where it has one.
+    guide: Guide | None = None
     #: Log-probability of each token, and the best tokens at its place, where asked for.
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)

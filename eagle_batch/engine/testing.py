@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_batch.engine.grammars import Grammars
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import SamplingParams
 from eagle_batch.models.eagle1 import Eagle1Head
@@ -127,8 +128,12 @@ def plain_decode(
     params: SamplingParams,
     noise_key: int = 0,
     eos_ids: Sequence[int] = (EOS,),
+    tokenizer: Any = None,
 ) -> list[int]:
-    """Decode one prompt the slow, obvious way with the model's own eager attention."""
+    """Decode one prompt the slow, obvious way with the model's own eager attention.
+
+    tokenizer: needed for bad words and for structured output.
+    """
     model.set_attn_implementation("eager")
     try:
         tokens: list[int] = []
@@ -136,6 +141,7 @@ def plain_decode(
             ids = torch.tensor([[*prompt, *tokens]])
             logits_V = model(input_ids=ids, use_cache=False).logits[0, -1].double()
             logits_V = plain_penalties(logits_V, prompt, tokens, params)
+            logits_V[plain_banned(tokens, params, tokenizer, eos_ids)] = -math.inf
             if len(tokens) < params.min_tokens:
                 logits_V[list(eos_ids)] = -math.inf
             tokens.append(plain_choice(logits_V, len(tokens), params, noise_key))
@@ -160,6 +166,26 @@ def plain_penalties(
     for token, bias in params.logit_bias:
         out[token] += bias
     return out
+
+
+def plain_banned(
+    tokens: list[int], params: SamplingParams, tokenizer: Any, eos_ids: Sequence[int]
+) -> list[int]:
+    """Return the tokens that would complete a bad word or leave the grammar, tried one by one."""
+    banned = []
+    for word in params.bad_words:
+        for text in (word, " " + word.lstrip()):
+            *before, last = tokenizer.encode(text, add_special_tokens=False)
+            if before == tokens[len(tokens) - len(before) :]:
+                banned.append(last)
+    if params.structured is None:
+        return banned
+    vocab = len(tokenizer)
+    guide = Grammars(tokenizer, vocab, eos_ids).guide(params.structured)
+    guide.advance(tokens)
+    bits = guide.allowed(())
+    assert bits is not None
+    return banned + [t for t in range(vocab) if not bits[t // 8] >> (t % 8) & 1]
 
 
 def plain_choice(logits_V: Tensor, index: int, params: SamplingParams, noise_key: int) -> int:

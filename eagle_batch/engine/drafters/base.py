@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.guides import DraftGuide
 from eagle_batch.engine.sampling import RowParams
 from eagle_batch.engine.tree import DraftTree
 
@@ -29,6 +30,8 @@ class DraftState:
     params: RowParams
     #: Greatest committed length of any row, known on the host.
     longest: int
+    #: Grammars of the rows, which rule out candidates; None where no row has one.
+    guide: DraftGuide | None = None
 
 
 @dataclass(frozen=True, slots=True)

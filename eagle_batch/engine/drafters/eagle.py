@@ -20,7 +20,7 @@ from torch import Tensor
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
-from eagle_batch.engine.sampling import RowParams, filtered_candidates
+from eagle_batch.engine.sampling import filtered_candidates
 from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
 from eagle_batch.models.heads import Head
@@ -143,7 +143,9 @@ class EagleDrafter:
     def _first_level(self, state: DraftState) -> _Frontier:
         B = state.root_B.shape[0]
         states_BH = self.states_SH[state.first_row : state.first_row + B]
-        gains, tokens = self._likeliest(states_BH[:, None], state.index_B, state.params)
+        gains, tokens = self._likeliest(states_BH[:, None], state, 0)
+        if state.guide is not None:
+            state.guide.grow(torch.zeros_like(tokens[:, 0]), tokens[:, 0])
         eye = torch.eye(self.width, dtype=torch.bool, device=tokens.device)
         return _Frontier(
             tokens_BK=tokens[:, 0],
@@ -171,7 +173,7 @@ class EagleDrafter:
     ) -> tuple[Candidates, _Frontier]:
         """Score the children of a frontier and pick the best of them as the next one."""
         B, K = frontier.tokens_BK.shape
-        gains_BKK, tokens_BKK = self._likeliest(states_BKH, state.index_B + level, state.params)
+        gains_BKK, tokens_BKK = self._likeliest(states_BKH, state, level)
         scores_BR = (gains_BKK + frontier.scores_BK[..., None]).flatten(1)
         tokens_BR = tokens_BKK.flatten(1)
         parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
@@ -182,6 +184,8 @@ class EagleDrafter:
         )
         own = torch.eye(K, dtype=torch.bool, device=picked_BK.device).expand(B, K, K)
         first_record = K + (level - 1) * K * K
+        if state.guide is not None:
+            state.guide.grow(parent_BK, tokens_BR.gather(1, picked_BK))
         next_frontier = _Frontier(
             tokens_BK=tokens_BR.gather(1, picked_BK),
             scores_BK=best_BK,
@@ -192,7 +196,7 @@ class EagleDrafter:
         return Candidates(tokens_BR, scores_BR, parents_BR), next_frontier
 
     def _likeliest(
-        self, states_BKH: Tensor, index_B: Tensor, params: RowParams
+        self, states_BKH: Tensor, state: DraftState, level: int
     ) -> tuple[Tensor, Tensor]:
         """Return the `width` tokens that the target will most likely choose after each node.
 
@@ -201,15 +205,24 @@ class EagleDrafter:
         both err by the draft's error. So the chance is a softmax of the perturbed logits, on the
         scale of the plain ones. Noise is evaluated for the likeliest candidates only.
         """
+        params = state.params
         logits_BKV = self.head.logits(states_BKH).float()
+        if state.guide is not None:
+            logits_BKV = state.guide.ban(logits_BKV, self._target_ids)
         if not params.sampled:
             gains, ids = logits_BKV.topk(self.width)
-            return gains - logits_BKV.logsumexp(-1, keepdim=True), self._target_ids[ids]
+            gains = gains - logits_BKV.logsumexp(-1, keepdim=True)
+            return _no_nan(gains), self._target_ids[ids]
         top_BKC, ids_BKC = logits_BKV.topk(min(_CANDIDATES, logits_BKV.shape[-1]))
         tokens_BKC = self._target_ids[ids_BKC]
-        places_BK = index_B[:, None].expand(logits_BKV.shape[:2])
+        places_BK = (state.index_B + level)[:, None].expand(logits_BKV.shape[:2])
         keys_BK = params.noise_key_B[:, None].expand_as(places_BK)
         noise_BKC = gumbel(keys_BK, places_BK, tokens_BKC) * params.temperature_B[:, None, None]
         kept_BKC = filtered_candidates(top_BKC, logits_BKV.logsumexp(-1), params)
         gains, picked = (kept_BKC + noise_BKC).log_softmax(-1).topk(self.width)
-        return gains, tokens_BKC.gather(-1, picked)
+        return _no_nan(gains), tokens_BKC.gather(-1, picked)
+
+
+def _no_nan(gains: Tensor) -> Tensor:
+    """Take what has no log-chance (all was banned, or the head overflowed) as the least likely."""
+    return gains.masked_fill(gains.isnan(), -torch.inf)

@@ -71,14 +71,19 @@ class StaticEagleDrafter(EagleDrafter):
         """Fill the fixed tree with the head's best tokens."""
         B = state.root_B.shape[0]
         states = self.states_SH[state.first_row : state.first_row + B, None]
-        tokens = self._likeliest(states, state.index_B, state.params)[1]
+        tokens = self._likeliest(states, state, 0)[1]
         level_tokens = tokens[:, 0, self._levels[0].rank]
         level_states = states.expand(-1, level_tokens.shape[1], -1)
+        above = torch.zeros_like(self._levels[0].rank)
         drafted, column = [level_tokens], 0
         for depth, level in enumerate(self._levels[1:], start=1):
             states = self._expand_nodes(state, level, level_tokens, level_states, depth - 1, column)
             column += states.shape[1]
-            tokens = self._likeliest(states, state.index_B + depth, state.params)[1]
+            if state.guide is not None:
+                expanded = level_tokens[:, level.expanded]
+                state.guide.grow(above.expand(B, -1)[:, level.expanded], expanded)
+            tokens = self._likeliest(states, state, depth)[1]
+            above = level.parent
             level_tokens = tokens[:, level.parent, level.rank]
             level_states = states[:, level.parent]
             drafted.append(level_tokens)
