@@ -40,6 +40,9 @@ class Reason(StrEnum):
     TEMPLATE_ERROR = "template_error"
     INVALID_TEXT = "invalid_text"
     GENERATION_OVERFLOW = "generation_overflow"
+    NOTHING_ALLOWED = "nothing_allowed"
+    INCOMPLETE_STRUCTURE = "incomplete_structure"
+    OUT_OF_RANGE = "out_of_range"
     WORKER_CRASH = "worker_crash"
 
 

@@ -200,7 +200,8 @@ def validate(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -
     """Check a pipeline and its input; every problem at once, nothing is started."""
     from eagle_batch.data.describe import check
 
-    check(_load(pipeline, overrides, output))
+    for note in check(_load(pipeline, overrides, output)):
+        click.echo(f"{pipeline}: note: {note}")
     click.echo(f"{pipeline}: valid")
 
 

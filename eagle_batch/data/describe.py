@@ -17,6 +17,8 @@ from eagle_batch.data.rows import RowReader
 from eagle_batch.data.schema import output_schema, schema_problems
 from eagle_batch.data.sources import DataSet, InputFile, survey
 from eagle_batch.data.templates import StageTemplate, compile_stages
+from eagle_batch.data.typed import untyped_reason
+from eagle_batch.engine.grammars import grammar_problem
 from eagle_batch.errors import ConfigError, RequestError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
@@ -49,9 +51,13 @@ class PlanSummary:
     notes: tuple[str, ...]
 
 
-def check(pipeline: Pipeline) -> None:
-    """Check what can be checked without starting; raises ConfigError with all problems."""
-    prepare(pipeline)
+def check(pipeline: Pipeline) -> tuple[str, ...]:
+    """Check what can be checked without starting; raises ConfigError with all problems.
+
+    Returns remarks: things that are allowed and perhaps not meant.
+    """
+    _, prompter = prepare(pipeline)
+    return tuple(_notes(pipeline, prompter))
 
 
 def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
@@ -65,6 +71,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
         chat = _chat(pipeline)
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
+    problems += _grammar_problems(pipeline)
     problems += _head_problems(pipeline) + _output_problems(pipeline)
     with _collecting(problems):
         data = survey(pipeline)
@@ -122,6 +129,14 @@ def _column_problems(
     for template in stages:
         problems += template.problems(data.schema.names, names)
     return problems
+
+
+def _grammar_problems(pipeline: Pipeline) -> Iterator[str]:
+    for index, stage in enumerate(pipeline.stages):
+        structured = None if stage.structured is None else stage.structured.request
+        problem = None if structured is None else grammar_problem(structured)
+        if structured is not None and problem:
+            yield f"stages.{index}.structured.{structured.kind}: cannot be compiled: {problem}"
 
 
 def _head_problems(pipeline: Pipeline) -> list[str]:
@@ -194,5 +209,12 @@ def _notes(pipeline: Pipeline, prompter: Prompter) -> Iterator[str]:
             f"samples: {pipeline.samples} samples at temperature 0 are all the same text; "
             "raise stages.*.sampling.temperature or set samples: 1"
         )
+    for index, stage in enumerate(pipeline.stages):
+        reason = untyped_reason(stage)
+        if reason is not None:
+            yield (
+                f"stages.{index}.structured.json_schema: {reason}, so column {stage.name!r} holds "
+                "the JSON as text"
+            )
     if prompter.chat is not None and prompter.chat.uses_clock:
         yield "target.model: its chat template may print today's date into every prompt"

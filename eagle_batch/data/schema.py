@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eagle_batch.data.typed import column_type, column_values
 from eagle_batch.errors import Reason
 from eagle_batch.pipeline import OUTPUT_COLUMNS, Pipeline
 from eagle_batch.pipeline.problems import suggestion
@@ -101,7 +102,7 @@ def output_schema(pipeline: Pipeline, source: pa.Schema) -> pa.Schema:
     """Return the schema of every data object; the same for shards of no rows or only nulls."""
     fields = [pa.field("id", pa.string()), pa.field("sample", pa.int32())]
     fields += [source.field(name) for name in passthrough_columns(pipeline, source)]
-    fields += [pa.field(stage.name, pa.string()) for stage in pipeline.stages]
+    fields += [pa.field(stage.name, column_type(stage)) for stage in pipeline.stages]
     fields += [
         pa.field("generation", pa.list_(GENERATION)),
         pa.field("model", pa.string()),
@@ -129,7 +130,7 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
         "head": pa.array([pipeline.speculation.head] * len(rows), pa.string()),
     }
     for index, stage in enumerate(pipeline.stages):
-        columns[stage.name] = pa.array([row.texts[index] for row in rows], pa.string())
+        columns[stage.name] = column_values(stage, [row.texts[index] for row in rows])
     columns |= dict(zip(passed, taken.columns, strict=True))
     if pipeline.output.token_ids:
         ids = [_by_stage(pipeline, "ids", row.token_ids) for row in rows]

@@ -1,10 +1,10 @@
 """Words that are never written: the token that would complete one is banned, path by path.
 
-A word is the sequences of tokens that the tokenizer writes it with, at the start of a text and after a
-space. What came before a place is the row's text and the tokens on the path to the node.
+A word is the sequences of tokens that the tokenizer writes it with, at the start of a text and
+after a space. What came before a place is the row's text and the tokens on the path to the node.
 
-Shape legend: S slots, B rows, N nodes with the root, A places of an accepted path, W words of a row,
-L tokens of the longest word, H = L - 1 tokens of history, V vocabulary.
+Shape legend: S slots, B rows, N nodes with the root, A places of an accepted path, W words of a
+row, L tokens of the longest word, H = L - 1 tokens of history, V vocabulary.
 """
 
 from __future__ import annotations

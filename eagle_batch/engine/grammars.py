@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from eagle_batch.engine.request import Structured
 from eagle_batch.errors import ConfigError
 
-#: How JSON is spaced: as Python writes it, and no other way. Free white space lets a small model write
-#: blanks for ever. A schema may say otherwise under its key "x-guidance".
+#: How JSON is spaced: as Python writes it, and no other way. Free white space lets a small model
+#: write blanks for ever. A schema may say otherwise under its key "x-guidance".
 _JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 Path = tuple[int, ...]
 Bits = NDArray[np.uint8]
@@ -60,11 +60,13 @@ class Grammars:
     def _compile(self, structured: Structured) -> Any:
         from llguidance import LLMatcher
 
+        where = f"structured.{structured.kind}: cannot be compiled"
         problem = grammar_problem(structured)
-        matcher = None if problem else LLMatcher(self._load(), _grammar_text(structured))
-        if matcher is None or matcher.is_error():
-            found = problem or " ".join(matcher.get_error().split())
-            raise ConfigError(f"structured.{structured.kind}: cannot be compiled: {found}")
+        if problem:
+            raise ConfigError(f"{where}: {problem}")
+        matcher = LLMatcher(self._load(), _grammar_text(structured))
+        if matcher.is_error():
+            raise ConfigError(f"{where}: {' '.join(matcher.get_error().split())}")
         return matcher
 
     def _load(self) -> Any:
@@ -126,7 +128,9 @@ def _guiding_tokenizer(source: Any, vocab: int, eos_ids: list[int]) -> Any:
     from llguidance import LLTokenizer
 
     if not eos_ids:
-        raise ConfigError("structured: the target names no end-of-sequence token to end a text with")
+        raise ConfigError(
+            "structured: the target names no end-of-sequence token to end a text with"
+        )
     backend = getattr(source, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError(
@@ -139,4 +143,6 @@ def _guiding_tokenizer(source: Any, vocab: int, eos_ids: list[int]) -> Any:
     try:
         return LLTokenizer(core.to_str(), n_vocab=vocab, eos_token=eos_ids)
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"structured: the target's tokenizer cannot be guided: {error}") from error
+        raise ConfigError(
+            f"structured: the target's tokenizer cannot be guided: {error}"
+        ) from error

@@ -69,9 +69,7 @@ class DraftGuide:
         device = logits_BKV.device
         allowed_RV = _unpack(bits, 8 * len(bits[0]), device)[:, token_ids_V]
         places = (torch.tensor(rows, device=device), torch.tensor(nodes, device=device))
-        return logits_BKV.index_put(
-            places, logits_BKV[places].masked_fill(~allowed_RV, -torch.inf)
-        )
+        return logits_BKV.index_put(places, logits_BKV[places].masked_fill(~allowed_RV, -torch.inf))
 
     def grow(self, parents_BK: Tensor, tokens_BK: Tensor) -> None:
         """Move on to a new frontier; parents are places of the frontier before it."""

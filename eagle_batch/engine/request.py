@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-#: "overflow": the target's logits were not finite; "banned": the grammar, the bad words and the biases
-#: left no token to choose. Either way the text is empty and the row is quarantined.
+#: "overflow": the target's logits were not finite; "banned": the grammar, the bad words and the
+#: biases left no token to choose. Either way the text is empty and the row is quarantined.
 FinishReason = Literal["eos", "stop", "length", "context", "overflow", "banned"]
 
 

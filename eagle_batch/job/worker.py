@@ -17,6 +17,7 @@ from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams, noise_key
 from eagle_batch.errors import ConfigError, LedgerError, Reason, RequestError, StoreError
 from eagle_batch.job.elastic import ElasticEngine
+from eagle_batch.job.faults import fault_finder
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
@@ -24,7 +25,7 @@ from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease
 from eagle_batch.job.work import Flow, TaskWork
-from eagle_batch.pipeline import Sampling
+from eagle_batch.pipeline import Stage
 
 
 class Worker:
@@ -45,7 +46,8 @@ class Worker:
         started = datetime.fromtimestamp(spec.started, UTC)
         self._prompter = make_prompter(pipeline, lambda: started)
         self._reader = RowReader(pipeline, plan, self._prompter.stages)
-        self._params = [_params(stage.sampling) for stage in pipeline.stages]
+        self._params = [_params(stage) for stage in pipeline.stages]
+        self._faults = [fault_finder(stage) for stage in pipeline.stages]
         self._engine = ElasticEngine(spec.build, engine_spec(spec))
         self._objects = Objects(
             store or open_store(pipeline.output.path),
@@ -130,9 +132,9 @@ class Worker:
     def _advance(self, completion: Completion) -> None:
         """Move a flow on to its next stage, or to its end."""
         flow = self._flows.pop(completion.request_id)
-        if completion.finish_reason == "overflow":
-            text = f"the model gave no finite scores after {len(completion.token_ids)} tokens"
-            self._quarantine(flow, Reason.GENERATION_OVERFLOW, text)
+        fault = self._faults[flow.stage](completion)
+        if fault is not None:
+            self._quarantine(flow, *fault)
             return
         flow.completions.append(completion)
         if self._pipeline.output.spans:
@@ -193,7 +195,8 @@ class Worker:
         return report
 
 
-def _params(sampling: Sampling) -> SamplingParams:
-    values = sampling.model_dump()
-    values["logit_bias"] = tuple(sampling.logit_bias.items())
-    return SamplingParams(**values)
+def _params(stage: Stage) -> SamplingParams:
+    values = stage.sampling.model_dump()
+    values["logit_bias"] = tuple(stage.sampling.logit_bias.items())
+    structured = None if stage.structured is None else stage.structured.request
+    return SamplingParams(**values, structured=structured)

@@ -35,7 +35,8 @@ def apply_overrides(
 
 def dotted(key: Sequence[str | int]) -> str:
     """Return the key as it is written in messages and in `--set`."""
-    return ".".join(str(part) for part in key)
+    names = (str(part) for part in key)
+    return ".".join(name if name.isprintable() else ascii(name)[1:-1] for name in names)
 
 
 def _apply(data: dict[str, Any], override: str) -> Key:

@@ -46,7 +46,10 @@ def _model(model: type[BaseModel], indent: str, prefix: str) -> Iterator[str]:
         key = f"{prefix}{name}"
         yield from _comment(field, indent, optional=name in getattr(model, "_sections", ()))
         inner = _inner(field)
-        if inner is None or (inner is Message and model is not Stage):
+        absent = inner is not None and field.default is None and not _is_list(field)
+        if inner is not None and absent:
+            yield from _alternatives(inner, indent)
+        if inner is None or absent or (inner is Message and model is not Stage):
             yield f"{indent}{name}: {_value(model, key, name, field)}"
         elif _is_list(field):
             yield f"{indent}{name}:"
@@ -54,6 +57,17 @@ def _model(model: type[BaseModel], indent: str, prefix: str) -> Iterator[str]:
         else:
             yield f"{indent}{name}:"
             yield from _model(inner, indent + "  ", f"{key}.")
+
+
+def _alternatives(model: type[BaseModel], indent: str) -> Iterator[str]:
+    """Explain in comments the fields of a section that is null unless it is given."""
+    for name, field in model.model_fields.items():
+        yield from textwrap.wrap(
+            f"{name}: {field.description}",
+            WIDTH,
+            initial_indent=f"{indent}#   ",
+            subsequent_indent=f"{indent}#   ",
+        )
 
 
 def _item(model: type[BaseModel], indent: str, prefix: str) -> Iterator[str]:

@@ -54,6 +54,13 @@ class Sampling(Section):
     logit_bias: dict[int, float] = Field(
         default_factory=dict, description="Added to the logits of tokens, by token id."
     )
+    bad_words: Annotated[tuple[Annotated[str, Field(pattern=r"\S")], ...], Field(strict=False)] = (
+        Field(
+            default=(),
+            description="Words that are never written, as the tokenizer spells them, at the start "
+            "of a text and after a space.",
+        )
+    )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
         return [

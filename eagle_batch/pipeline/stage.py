@@ -10,6 +10,7 @@ from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.problems import Rule
 from eagle_batch.pipeline.prompt import Message, prompt_rules
 from eagle_batch.pipeline.sampling import Sampling
+from eagle_batch.pipeline.structured import Structured
 
 
 class Stage(Section):
@@ -29,6 +30,23 @@ class Stage(Section):
         default=None, description="Raw text as the prompt, instead of messages."
     )
     sampling: Sampling = Field(default=Sampling(), description="How the text is sampled.")
+    structured: Structured | None = Field(
+        default=None, description="What the whole text must match; null for free text."
+    )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
-        return prompt_rules(self.messages, self.prompt)
+        unread = [
+            name
+            for name in ("ignore_eos", "min_tokens", "stop", "stop_token_ids")
+            if self.structured is not None and getattr(self.sampling, name)
+        ]
+        return [
+            *prompt_rules(self.messages, self.prompt),
+            (
+                bool(unread),
+                (
+                    ("structured", *(f"sampling.{name}" for name in unread)),
+                    "a structured text ends where its grammar does; remove the others",
+                ),
+            ),
+        ]

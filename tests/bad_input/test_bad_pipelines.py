@@ -207,6 +207,41 @@ ANYTHING = st.recursive(
     ),
     max_leaves=5,
 )
+
+
+@pytest.mark.parametrize(
+    ("structured", "message"),
+    [
+        ({}, "found none; expected exactly one of json_schema, regex, choice"),
+        ({"regex": "a", "choice": ["b"]}, "found regex and choice; expected exactly one"),
+        ({"choice": []}, "a list that is not empty"),
+        ({"json_schema": "x"}, "expected a mapping|expected that"),
+        ({"regex": "(a"}, r"stages.0.structured.regex: cannot be compiled: .*unclosed group"),
+        ({"json_schema": {"type": "objet"}}, r"cannot be compiled: .*Invalid type: objet"),
+    ],
+)
+def test_a_structure_that_is_none_is_refused_before_any_work(
+    tmp_path: Path, structured: dict[str, Any], message: str
+) -> None:
+    path = write_pipeline(tmp_path, {"stages.0.structured": structured})
+    with pytest.raises(ConfigError, match=message):
+        check(load_pipeline(path))
+
+
+def test_what_a_structure_makes_meaningless_is_named_all_at_once(tmp_path: Path) -> None:
+    fields = {
+        "stages.0.structured": {"regex": "a"},
+        "stages.0.sampling": {"ignore_eos": True, "min_tokens": 3, "bad_words": [" "]},
+    }
+    path = write_pipeline(tmp_path, fields)
+    with pytest.raises(ConfigError, match=r"bad_words.0: found ' '; expected text that matches"):
+        load_pipeline(path)
+    fields["stages.0.sampling"] = {"ignore_eos": True, "min_tokens": 3}
+    path = write_pipeline(tmp_path, fields)
+    with pytest.raises(ConfigError, match=r"sampling.ignore_eos and stages.0.sampling.min_tokens"):
+        load_pipeline(path)
+
+
 FULL = resolved(parse_pipeline(BASE, "base"))
 
 

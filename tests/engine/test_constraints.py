@@ -1,4 +1,4 @@
-"""Structured output and bad words: the same text on every draft, and never one that is forbidden."""
+"""Structured output and bad words: the same text on every draft, never one that is forbidden."""
 
 from __future__ import annotations
 
