@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,14 +104,16 @@ def _parts(row: dict[str, Any], facts: OutputFacts, *, colour: bool) -> Iterator
             yield Text.assemble((f"{name}: ", "cyan"), str(row[name]))
     for name in facts.stages:
         yield Text()
-        characters = stage_spans(row, name)
+        value = row[name]
+        # A column of a JSON schema holds values; spans count the characters of what was written.
+        characters = stage_spans(row, name) if isinstance(value, str) else None
         if characters is None:
             yield Text(name, style="bold cyan")
-            yield Text(row[name] or "")
+            yield Text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         else:
             drafted = f"  {share_drafted(characters):.0%} drafted"
             yield Text.assemble((name, "bold cyan"), (drafted, "dim"))
-            yield coloured(row[name] or "", characters, colour=colour)
+            yield coloured(value, characters, colour=colour)
     yield Text()
     yield _numbers(row)
     if row.get("spans"):
