@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
+import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,8 @@ from eagle_batch.errors import ConfigError
 
 if TYPE_CHECKING:
     from eagle_batch.bench.measure import DraftShape, Measurement
+    from eagle_batch.bench.use import Workload
+    from eagle_batch.engine.build import Parts
     from eagle_batch.engine.request import EngineSpec, SamplingParams
     from eagle_batch.pipeline import Pipeline
 
@@ -28,7 +33,12 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON lines with `prompt` or `turns`, instead of the first stage's prompts.",
 )
-@click.option("--rows", default=12, show_default=True, help="Prompts; of each file, if files.")
+@click.option(
+    "--rows",
+    default=None,
+    type=click.IntRange(min=1),
+    help="Prompts; of each file, if files. By default 12, and as many as the largest batch.",
+)
 @click.option("--batch", default="1,4,16", show_default=True, help="Batch sizes, by commas.")
 @click.option(
     "--draft",
@@ -43,13 +53,20 @@ if TYPE_CHECKING:
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 ...")
 @click.option("--threads", default=None, type=int, help="CPU threads; all cores by default.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write records here.")
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="And the table.")
+@click.option(
+    "--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the page."
+)
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    help="Draw speed and acceptance to this file: .svg, .png or .pdf.",
+)
 def bench(  # noqa: PLR0913 - a command's options
     *,
     pipeline: str,
     overrides: tuple[str, ...],
     prompts: tuple[Path, ...],
-    rows: int,
+    rows: int | None,
     batch: str,
     drafts: tuple[str, ...],
     max_tokens: int,
@@ -59,29 +76,66 @@ def bench(  # noqa: PLR0913 - a command's options
     threads: int | None,
     json_path: Path | None,
     markdown_path: Path | None,
+    picture: Path | None,
 ) -> None:
     """Measure PIPELINE's target with and without its head, side by side.
 
-    Every shape runs the same prompts in turn; the ratio to plain decoding is what counts.
+    Every shape runs the same prompts in turn; the ratio to plain decoding is what counts. MFU is
+    the share of the device's arithmetic that useful tokens took, memory the share of its
+    bandwidth that reading the weights took in verification.
     """
-    from eagle_batch.bench.table import markdown, records
     from eagle_batch.engine.request import SamplingParams
     from eagle_batch.job.spec import pipeline_engine_spec
     from eagle_batch.pipeline import load_pipeline
 
+    _check_picture(picture)
     loaded = load_pipeline(pipeline, overrides)
     params = SamplingParams(
         temperature=temperature, top_p=0.95 if temperature else None, max_tokens=max_tokens
     )
     spec = pipeline_engine_spec(loaded, device=device, threads=threads or os.cpu_count())
-    runs = _run(loaded, spec, _Choices(prompts, rows, _numbers(batch), drafts, params, repeat))
-    table = markdown(runs)
-    click.echo(table)
-    if markdown_path is not None:
-        markdown_path.write_text(table + "\n", encoding="utf-8")
-    if json_path is not None:
-        about = {**_about(loaded), "max_tokens": max_tokens, "temperature": temperature}
-        json_path.write_text(json.dumps({**about, "results": records(runs)}, indent=1))
+    batches = _numbers(batch)
+    choices = _Choices(prompts, rows or max(12, *batches), batches, drafts, params, repeat)
+    runs, workload, peak = _run(loaded, spec, choices)
+    about = _about(loaded) | {"max_tokens": max_tokens, "temperature": temperature, "device": peak}
+    _write(runs, workload, about, _Files(json_path, markdown_path, picture))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Where results go, beside the terminal."""
+
+    json: Path | None
+    markdown: Path | None
+    picture: Path | None
+
+
+def _write(
+    runs: list[Measurement], workload: Workload, about: dict[str, Any], files: _Files
+) -> None:
+    from eagle_batch.bench.summary import summarise
+    from eagle_batch.bench.table import page, records
+
+    summary = summarise(runs, about["device"]["kind"])
+    text, found = page(runs, workload, summary, about), records(runs, workload)
+    click.echo(text)
+    if files.markdown is not None:
+        files.markdown.write_text(text + "\n", encoding="utf-8")
+    if files.json is not None:
+        crossing = summary.break_even.batch if summary.break_even else None
+        values = {"headline": summary.headline, "advice": summary.advice, "break_even": crossing}
+        files.json.write_text(json.dumps({**about, **values, "results": found}, indent=1))
+    if files.picture is not None:
+        from eagle_batch.bench.picture import save_picture
+
+        save_picture(files.picture, found, summary)
+
+
+def _check_picture(picture: Path | None) -> None:
+    """Refuse before hours of measuring what could not be drawn after them."""
+    formats = {".svg", ".png", ".pdf"}
+    if picture is not None and picture.suffix not in formats:
+        raise ConfigError(f"--picture: found {picture}; expected .svg, .png or .pdf at its end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +150,10 @@ class _Choices:
     repeat: int
 
 
-def _run(pipeline: Pipeline, spec: EngineSpec, choices: _Choices) -> list[Measurement]:
+def _run(
+    pipeline: Pipeline, spec: EngineSpec, choices: _Choices
+) -> tuple[list[Measurement], Workload, dict[str, Any]]:
+    """Return the measurements, what they are compared with, and the device's peak."""
     from eagle_batch.bench.measure import measure
     from eagle_batch.engine.build import load_parts
 
@@ -106,14 +163,26 @@ def _run(pipeline: Pipeline, spec: EngineSpec, choices: _Choices) -> list[Measur
     ids = [parts.tokenizer.encode(text, add_special_tokens=special) for text in texts]
     longest = max(map(len, ids)) + choices.params.max_tokens
     spec = replace(spec, context=min(longest, parts.target.shape.context))
-    workload = (ids, choices.params, shapes, choices.repeat)
-    return [
-        result
-        for batch in choices.batches
-        for result in measure(
-            parts, spec, *workload, batch, lambda text: click.echo(text, err=True)
-        )
-    ]
+    say = functools.partial(click.echo, err=True)
+    workload, peak = _workload(parts, spec)
+    inputs = (ids, choices.params, shapes, choices.repeat)
+    return (
+        [m for batch in choices.batches for m in measure(parts, spec, *inputs, batch, say)],
+        workload,
+        peak,
+    )
+
+
+def _workload(parts: Parts, spec: EngineSpec) -> tuple[Workload, dict[str, Any]]:
+    from eagle_batch.bench.use import WIDTHS, Workload
+    from eagle_batch.engine.peaks import find_peak
+    from eagle_batch.models.size import model_size
+
+    size, peak = model_size(parts.target.config), find_peak(spec.device, spec.dtype)
+    read = size.read * WIDTHS[spec.dtype]
+    named = {"kind": spec.device, "name": peak.device, "source": peak.source}
+    numbers = {"flops": peak.flops, "bytes_per_s": peak.bytes_per_s}
+    return Workload(size.computed, read, peak.flops, peak.bytes_per_s), named | numbers
 
 
 def _prompts(pipeline: Pipeline, choices: _Choices) -> tuple[list[str], bool]:
@@ -161,6 +230,7 @@ def _about(pipeline: Pipeline) -> dict[str, Any]:
         "target": pipeline.target.model,
         "head": pipeline.speculation.head,
         "dtype": pipeline.target.dtype,
+        "command": shlex.join(["eagle-batch", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("eagle-batch", "torch", "transformers")},
     }

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 #: Colours on a terminal; elsewhere the drafted spans stand between marks.
-DRAFTED, SUPPLIED = "green", "bold magenta"
+DRAFTED, SUPPLIED = "green", "magenta"
 OPEN, CLOSE = "\u2039", "\u203a"
 
 
