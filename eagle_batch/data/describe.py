@@ -19,6 +19,7 @@ from eagle_batch.data.sources import DataSet, InputFile, survey
 from eagle_batch.data.templates import StageTemplate, compile_stages
 from eagle_batch.data.typed import untyped_reason
 from eagle_batch.engine.grammars import grammar_problem
+from eagle_batch.data.where import RowFilter
 from eagle_batch.errors import ConfigError, RequestError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
@@ -76,7 +77,8 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
     with _collecting(problems):
         data = survey(pipeline)
         problems += _column_problems(pipeline, data, stages)
-        plan = make_plan(pipeline, data)
+        if not any(problem.startswith("input.where: ") for problem in problems):
+            plan = make_plan(pipeline, data)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return plan, prompter
@@ -128,7 +130,12 @@ def _column_problems(
     problems = schema_problems(pipeline, data.schema)
     for template in stages:
         problems += template.problems(data.schema.names, names)
-    return problems
+    return problems + _filter_problems(pipeline, data)
+
+
+def _filter_problems(pipeline: Pipeline, data: DataSet) -> list[str]:
+    where = pipeline.input.where
+    return [] if where is None else RowFilter(where).problems(data.schema.names)
 
 
 def _grammar_problems(pipeline: Pipeline) -> Iterator[str]:

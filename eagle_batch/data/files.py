@@ -1,4 +1,4 @@
-"""Finding and opening input files, on a local disk or in any store that fsspec knows."""
+"""Input files, on a local disk or in any store that fsspec knows: formats, identity, opening."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from eagle_batch.errors import DataError, EagleBatchError
 from eagle_batch.pipeline.locations import is_url
 
-#: Suffixes by format; JSONL may be compressed on top.
+#: Suffixes by format.
 SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -26,12 +26,17 @@ SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
 }
+#: Formats of text, which may be compressed on top.
+TEXT = ("jsonl", "csv")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+EXPECTED = "Parquet, Arrow, JSONL or CSV files"
 
 #: Files up to this size are told apart by their content, larger ones by their time of change.
 HASHED_SIZE = 4 << 20
-_CHECKSUM_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "content_md5")
+_CHECKSUM_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "content_md5", "blob_id")
 _CHANGE_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
@@ -60,25 +65,6 @@ def reading(path: str) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {text}") from error
 
 
-def find_files(patterns: Sequence[str], wanted: str) -> tuple[FoundFile, ...]:
-    """Return the files of `input.path` in a fixed order: pattern by pattern, each one sorted.
-
-    A file that several patterns name is taken once. Raises DataError with every pattern that names
-    nothing and every file whose format is unknown.
-    """
-    problems: list[str] = []
-    found: dict[str, FoundFile] = {}
-    for pattern in patterns:
-        try:
-            for file in _find(pattern, wanted):
-                found.setdefault(file.path, file)
-        except DataError as error:
-            problems.extend(f"input.path: {problem}" for problem in error.problems)
-    if problems:
-        raise DataError(problems)
-    return tuple(found.values())
-
-
 @contextmanager
 def open_source(path: str, *, mapped: bool = False) -> Iterator[Any]:
     """Open a file for random access; a local one as an Arrow file, mapped if asked."""
@@ -103,66 +89,44 @@ def short_names(paths: Sequence[str]) -> tuple[str, ...]:
 
 def compression_of(path: str) -> str | None:
     """Return the codec that a file's last suffix names, or None."""
-    return COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
+    return COMPRESSIONS.get(PurePosixPath(plain_path(path)).suffix.lower())
 
 
-def _find(pattern: str, wanted: str) -> list[FoundFile]:
-    with reading(pattern):
-        fs, path = fsspec.core.url_to_fs(pattern)
-        if fs.isdir(path):
-            infos = _known_files(fs.find(path, detail=True), path)
-            hint = "the folder holds no .parquet, .arrow or .jsonl file"
-        elif fs.exists(path):
-            infos, hint = [fs.info(path)], ""
-        else:
-            infos = _files_only(fs.glob(path, detail=True)) if _is_glob(path) else []
-            hint = "no file has this name" + (" pattern" if _is_glob(path) else "")
-        if not infos:
-            raise DataError(f"{pattern}: {hint}; expected Parquet, Arrow or JSONL files")
-        infos.sort(key=lambda info: str(info["name"]))
-        return [_describe(fs, info, pattern, wanted) for info in infos]
-
-
-def _is_glob(path: str) -> bool:
-    return any(character in path for character in "*?[")
-
-
-def _files_only(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [info for info in entries.values() if info["type"] != "directory"]
-
-
-def _known_files(entries: dict[str, dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Keep the data files of a folder.
-
-    Names that start with `_` or `.` are by custom not data, and `.json` is seldom JSON lines.
-    """
-    kept = []
-    for name, info in entries.items():
-        inner = PurePosixPath(name.removeprefix(folder)).parts
-        known = _format_of(name) is not None and not name.lower().endswith(".json")
-        if known and not any(part.startswith(("_", ".")) for part in inner):
-            kept.append(info)
-    return kept
-
-
-def _format_of(path: str) -> str | None:
+def without_compression(path: str) -> str:
+    """Return a path, or a URL without its query, with no .gz, .zst or .bz2 at its end."""
+    path = plain_path(path)
     pure = PurePosixPath(path)
-    if pure.suffix.lower() in COMPRESSIONS:
-        inner = SUFFIXES.get(PurePosixPath(pure.stem).suffix.lower())
-        return inner if inner == "jsonl" else None
-    return SUFFIXES.get(pure.suffix.lower())
+    return path[: -len(pure.suffix)] if pure.suffix.lower() in COMPRESSIONS else path
 
 
-def _describe(fs: Any, info: dict[str, Any], pattern: str, wanted: str) -> FoundFile:
+def plain_path(path: str) -> str:
+    """Return a web address without its query, and any other path as it is."""
+    return path.partition("?")[0] if is_web(path) else path
+
+
+def is_web(path: str) -> bool:
+    """Tell whether a path is a file on a web server, which has no folders to list."""
+    return path.startswith(("http://", "https://"))
+
+
+def format_of(path: str) -> str | None:
+    """Return the format that a file's name tells, or None."""
+    inner = without_compression(path)
+    kind = SUFFIXES.get(PurePosixPath(inner).suffix.lower())
+    return kind if inner == plain_path(path) or kind in TEXT else None
+
+
+def describe_file(fs: Any, info: dict[str, Any], pattern: str, wanted: str) -> FoundFile:
+    """Return a file that was found; raises DataError where its name does not tell its format."""
     local = not is_url(pattern)
     path = str(info["name"]) if local else fs.unstrip_protocol(info["name"])
     if info["type"] != "file":
-        raise DataError(f"{path}: is not a regular file; expected Parquet, Arrow or JSONL files")
-    kind = _format_of(path) if wanted == "auto" else wanted
+        raise DataError(f"{path}: is not a regular file; expected {EXPECTED}")
+    kind = format_of(path) if wanted == "auto" else wanted
     if kind is None:
         raise DataError(
             f"{path}: its name does not tell the format; expected one of "
-            f"{', '.join(SUFFIXES)} (JSONL also .gz, .zst, .bz2), or set input.format"
+            f"{', '.join(SUFFIXES)} (JSONL and CSV also .gz, .zst, .bz2), or set input.format"
         )
     size = int(info["size"] or 0)
     with reading(path):
@@ -170,6 +134,8 @@ def _describe(fs: Any, info: dict[str, Any], pattern: str, wanted: str) -> Found
 
 
 def _tag(fs: Any, info: dict[str, Any], size: int) -> str:
+    if info.get("lfs"):
+        return f"sha256:{info['lfs']['sha256']}"
     for key in _CHECKSUM_KEYS:
         if info.get(key):
             return f"{key.lower()}:{str(info[key]).strip(chr(34))}"

@@ -12,8 +12,15 @@ class Group:
     """Rows that are read together: a row group, a record batch or a block of lines."""
 
     rows: int
-    #: Byte where the block begins; only JSONL needs it.
+    #: Byte where the block begins; only text needs it.
     offset: int = 0
+    #: Rows that the job takes of them; None takes all.
+    chosen: int | None = None
+
+    @property
+    def taken(self) -> int:
+        """Rows that the job takes."""
+        return self.rows if self.chosen is None else self.chosen
 
 
 @dataclass(frozen=True, slots=True)

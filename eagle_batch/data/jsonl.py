@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from eagle_batch.data.files import compression_of, open_source
 from eagle_batch.data.groups import Group, Scan
+from eagle_batch.data.lines import Lines
 from eagle_batch.data.shapes import Shape, ShapeError
 from eagle_batch.errors import DataError
 
 #: Rows of a block, rounded up to whole shards.
 BLOCK_ROWS = 1024
 _MOST_PROBLEMS = 5
-_BOM = b"\xef\xbb\xbf"
 
 
 def scan(path: str, rows_per_shard: int) -> Scan:
@@ -27,35 +24,48 @@ def scan(path: str, rows_per_shard: int) -> Scan:
 
     Raises DataError with the first lines that are no JSON objects or do not fit the others.
     """
-    block = rows_per_shard * -(-BLOCK_ROWS // rows_per_shard)
-    shape, groups, problems = Shape(), list[Group](), list[str]()
+    shape = Shape()
+    groups = scan_lines(path, rows_per_shard, lambda line: shape.add(parse(line)))
+    fields = [pa.field(name, inner.to_type()) for name, inner in shape.fields.items()]
+    return Scan(pa.schema(fields), groups)
+
+
+def scan_lines(
+    path: str, rows_per_shard: int, look: Callable[[bytes], None]
+) -> tuple[Group, ...]:
+    """Show every line to `look` and return the blocks.
+
+    Raises DataError with the first lines at which `look` raised ValueError.
+    """
+    most = block_rows(rows_per_shard)
+    groups, problems = list[Group](), list[str]()
     rows = start = 0
-    for number, offset, line in _lines(path):
-        if rows == block:
-            groups.append(Group(rows, start))
-            rows = 0
-        start = offset if rows == 0 else start
-        rows += 1
-        try:
-            shape.add(_parse(line))
-        except ValueError as error:
-            problems.append(f"{path}: line {number}: {error}")
-        if len(problems) == _MOST_PROBLEMS:
-            break
+    with Lines() as lines:
+        for number, offset, line in rows_since(lines, path):
+            if rows == most:
+                groups.append(Group(rows, start))
+                rows = 0
+            start = offset if rows == 0 else start
+            rows += 1
+            try:
+                look(line)
+            except ValueError as error:
+                problems.append(f"{path}: line {number}: {error}")
+            if len(problems) == _MOST_PROBLEMS:
+                break
     if problems:
         raise DataError(problems)
-    fields = [pa.field(name, inner.to_type()) for name, inner in shape.fields.items()]
-    return Scan(pa.schema(fields), (*groups, Group(rows, start)) if rows else tuple(groups))
+    return (*groups, Group(rows, start)) if rows else tuple(groups)
 
 
-def read(path: str, group: Group, schema: pa.Schema) -> pa.Table:
+def block_rows(rows_per_shard: int) -> int:
+    """Return the rows of a block: whole shards, and at least so many that reading pays."""
+    return rows_per_shard * -(-BLOCK_ROWS // rows_per_shard)
+
+
+def read(lines: Lines, path: str, group: Group, schema: pa.Schema) -> pa.Table:
     """Return one block as a table of exactly the columns of `schema`."""
-    lines: list[bytes] = []
-    for _, _, line in _lines(path, group.offset):
-        lines.append(line)
-        if len(lines) == group.rows:
-            break
-    data = b"\n".join(lines) + b"\n"
+    data = b"\n".join(block(lines, path, group)) + b"\n"
     table = pa_json.read_json(
         pa.BufferReader(data),
         read_options=pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -66,36 +76,24 @@ def read(path: str, group: Group, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names)
 
 
-def _lines(path: str, offset: int = 0) -> Iterator[tuple[int, int, bytes]]:
+def block(lines: Lines, path: str, group: Group) -> list[bytes]:
+    """Return the lines of one block."""
+    found: list[bytes] = []
+    for _, _, line in rows_since(lines, path, group.offset):
+        found.append(line)
+        if len(found) == group.rows:
+            break
+    return found
+
+
+def rows_since(lines: Lines, path: str, offset: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Yield (line number from here, byte offset, line) of each line that is not blank."""
-    with _open(path) as file:
-        _skip(file, offset)
-        position = offset
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(_BOM) if position == 0 else raw
-            if not line.isspace() and line:
-                yield number, position, line.strip()
-            position += len(raw)
+    for number, (position, raw) in enumerate(lines.since(path, offset), start=1):
+        if raw and not raw.isspace():
+            yield number, position, raw.strip()
 
 
-@contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
-    codec = compression_of(path)
-    with open_source(path) as source:
-        file = pa.CompressedInputStream(source, codec) if codec else source
-        # Arrow's own files count as binary files for everything that is done here.
-        yield cast("BinaryIO", io.BufferedReader(file, 1 << 20))
-
-
-def _skip(file: BinaryIO, offset: int) -> None:
-    if offset and file.seekable():
-        file.seek(offset)
-        return
-    while offset:
-        offset -= len(file.read(min(offset, 1 << 20)))
-
-
-def _parse(line: bytes) -> dict[str, Any]:
+def parse(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(
             line.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant

@@ -6,12 +6,16 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from eagle_batch.data.choosing import Chosen, choose
 from eagle_batch.data.groups import Group
-from eagle_batch.data.sources import DataSet, InputFile, read_rows, survey
+from eagle_batch.data.numbers import Numbers
+from eagle_batch.data.selection import Counts, SelectedReader, Selection, first_rows, row_hashes
+from eagle_batch.data.sources import DataSet, InputFile, survey
 from eagle_batch.errors import DataError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import fingerprint
@@ -19,10 +23,13 @@ from eagle_batch.pipeline.problems import suggestion
 
 _SHOWN = 5
 
+#: (file, group) of the input.
+Place = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Rows [start, stop) of one group of one file; they make one object of the output."""
+    """Rows [start, stop) of those taken from one group; they make one object of the output."""
 
     index: int
     #: Name of the objects: "part-00000".
@@ -32,8 +39,8 @@ class ShardSpec:
     row_group: int
     start: int
     stop: int
-    #: Number, in its file, of the shard's first row.
-    first_row: int
+    #: Number, in its file, of the first row of the group.
+    group_row: int
 
     @property
     def rows(self) -> int:
@@ -51,6 +58,15 @@ class Plan:
     rows: int
     #: The input's schema, serialised by Arrow, in base64.
     schema_ipc: str
+    #: Which rows of a group are taken; [start, stop) of a shard counts those alone.
+    selection: Selection = Selection()
+    #: What became of the rows that are in no shard.
+    counts: Counts = Counts(0)
+
+    @property
+    def unplanned(self) -> int:
+        """Rows beyond `input.limit`, in the files that were opened."""
+        return self.counts.seen - self.counts.filtered - self.counts.unsampled - self.rows
 
     @property
     def schema(self) -> pa.Schema:
@@ -68,7 +84,9 @@ class Plan:
             data = json.loads(text)
             files = tuple(_file_from(item) for item in data.pop("files"))
             shards = tuple(ShardSpec(**item) for item in data.pop("shards"))
-            return cls(files=files, shards=shards, **data)
+            selection = Selection(**data.pop("selection", {}))
+            counts = Counts(**data.pop("counts", {"seen": data["rows"]}))
+            return cls(files=files, shards=shards, selection=selection, counts=counts, **data)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no plan of eagle-batch: {error!r}") from error
 
@@ -82,65 +100,103 @@ def plan(pipeline: Pipeline) -> Plan:
 
 
 def make_plan(pipeline: Pipeline, data: DataSet) -> Plan:
-    """Return the plan for an input that was surveyed; reads the id column and nothing else."""
-    shards = lay_out(data.files, pipeline.output.rows_per_shard, pipeline.input.limit)
+    """Return the plan for an input that was surveyed.
+
+    Reads the id column and the columns of `input.where`, one group at a time, and nothing else.
+    """
+    chosen = choose(pipeline, data)
+    files, source = chosen.data.files, pipeline.input
+    order = shuffled_groups(files, pipeline.seed) if source.shuffle else None
+    shards = lay_out(files, pipeline.output.rows_per_shard, source.limit, order)
     if not shards:
-        names = ", ".join(pipeline.input.path)
-        raise DataError(f"input.path: {names}: holds no rows; expected at least one")
-    check_ids(pipeline, data)
+        raise DataError(_no_rows(pipeline, chosen.counts))
+    check_ids(pipeline, chosen, shards)
     return Plan(
-        fingerprint=fingerprint(pipeline, [file.identity for file in data.files]),
-        files=data.files,
+        fingerprint=fingerprint(pipeline, [file.identity for file in files]),
+        files=files,
         shards=shards,
         rows=sum(shard.rows for shard in shards),
         schema_ipc=base64.b64encode(data.schema.serialize()).decode(),
+        selection=chosen.selection,
+        counts=chosen.counts,
     )
 
 
+def _no_rows(pipeline: Pipeline, counts: Counts) -> str:
+    names = ", ".join(pipeline.input.path)
+    if not counts.seen:
+        return f"input.path: {names}: holds no rows; expected at least one"
+    if counts.filtered == counts.seen:
+        where = f"input.where: {pipeline.input.where!r}"
+        return f"{where} holds for none of {counts.seen} rows; expected at least one"
+    return f"input.sample: {pipeline.input.sample} takes none of {counts.seen} rows; raise it"
+
+
+def shuffled_groups(files: Sequence[InputFile], seed: int) -> list[Place]:
+    """Return the groups of all files as (file, group), in an order that follows from the seed."""
+    places: list[Place] = []
+    hashes: list[int] = []
+    for number, file in enumerate(files):
+        groups = np.arange(len(file.groups), dtype=np.int64)
+        hashes += row_hashes(seed, "groups", file.name, groups).tolist()
+        places += [(number, int(group)) for group in groups]
+    return [place for _, place in sorted(zip(hashes, places, strict=True))]
+
+
 def lay_out(
-    files: Sequence[InputFile], rows_per_shard: int, limit: int | None = None
+    files: Sequence[InputFile],
+    rows_per_shard: int,
+    limit: int | None = None,
+    order: Sequence[Place] | None = None,
 ) -> tuple[ShardSpec, ...]:
-    """Divide the first `limit` rows into shards that each lie in one group; every row once."""
-    ranges = list(_ranges(files, rows_per_shard, limit))
+    """Divide the first `limit` rows into shards that each lie in one group; every row once.
+
+    `order` is that of the groups; without it, it is that of the input. Shards of a group stay
+    neighbours, so that a worker reads a group once.
+    """
+    places = order if order is not None else _in_order(files)
+    ranges = list(_ranges(files, rows_per_shard, limit, places))
     digits = max(5, len(str(len(ranges) - 1)))
     return tuple(
         ShardSpec(index, f"part-{index:0{digits}}", *where) for index, where in enumerate(ranges)
     )
 
 
+def _in_order(files: Sequence[InputFile]) -> list[Place]:
+    return [(number, group) for number, file in enumerate(files) for group in range(len(file.groups))]
+
+
 def _ranges(
-    files: Sequence[InputFile], rows_per_shard: int, limit: int | None
+    files: Sequence[InputFile], rows_per_shard: int, limit: int | None, places: Sequence[Place]
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (file, group, start, stop, number of the first row in its file)."""
+    """Yield (file, group, start, stop, number of the group's first row in its file)."""
     left = limit
-    for number, file in enumerate(files):
-        before = 0
-        for group_number, group in enumerate(file.groups):
-            rows = group.rows if left is None else min(group.rows, left)
-            for start in range(0, rows, rows_per_shard):
-                stop = min(start + rows_per_shard, rows)
-                yield number, group_number, start, stop, before + start
-            before += group.rows
-            left = None if left is None else left - rows
+    starts = [first_rows(file.groups) for file in files]
+    for number, group in places:
+        taken = files[number].groups[group].taken
+        rows = taken if left is None else min(taken, left)
+        for start in range(0, rows, rows_per_shard):
+            stop = min(start + rows_per_shard, rows)
+            yield number, group, start, stop, int(starts[number][group])
+        left = None if left is None else left - rows
 
 
-def check_ids(pipeline: Pipeline, data: DataSet) -> None:
+def check_ids(pipeline: Pipeline, chosen: Chosen, shards: Sequence[ShardSpec]) -> None:
     """Raise DataError unless the id column exists and names every row once."""
     name = pipeline.input.id
     if name is None:
         return
-    problem = id_column_problem(name, data.schema)
+    problem = id_column_problem(name, chosen.data.schema)
     if problem:
         raise DataError(problem)
-    arrays = list(_id_arrays(name, data, pipeline.input.limit))
-    _refuse_null_ids(name, data, arrays)
-    ids = pa.chunked_array([as_text(array) for array in arrays], pa.string())
-    try:
-        ids.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"input.id: column {name!r} holds an id that is not UTF-8") from error
-    if pc.count_distinct(ids).as_py() < len(ids):
-        raise DataError(f"input.id: column {name!r} names {_repeated(ids)}; expected unique ids")
+    seen = Numbers()
+    for group in _id_groups(name, chosen, shards):
+        seen.add(group)
+    repeated = seen.repeated(lambda: _id_groups(name, chosen, shards), _SHOWN + 1)
+    if repeated:
+        raise DataError(
+            f"input.id: column {name!r} names {_repeated(repeated)}; expected unique ids"
+        )
 
 
 def id_column_problem(name: str, schema: pa.Schema) -> str | None:
@@ -168,35 +224,39 @@ def as_text(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
-def _id_arrays(name: str, data: DataSet, limit: int | None) -> Iterator[pa.ChunkedArray]:
-    left = limit
-    for file in data.files:
-        for index in range(len(file.groups)):
-            array = read_rows(file, index, data.schema, [name]).column(0).slice(0, left)
-            left = None if left is None else left - len(array)
-            yield array
-
-
-def _refuse_null_ids(name: str, data: DataSet, arrays: Sequence[pa.ChunkedArray]) -> None:
-    nulls = sum(array.null_count for array in arrays)
-    if not nulls:
-        return
-    places = ((file, group) for file in data.files for group in range(len(file.groups)))
-    for (file, group), array in zip(places, arrays, strict=True):
-        if array.null_count:
-            row = array.is_null().to_pylist().index(True)
-            row += sum(item.rows for item in file.groups[:group])
+def _id_groups(name: str, chosen: Chosen, shards: Sequence[ShardSpec]) -> Iterator[list[str]]:
+    """Yield the ids of the planned rows, group by group."""
+    data = chosen.data
+    reader = SelectedReader(chosen.selection, data.schema, [name])
+    for (number, group), some in groupby(shards, lambda shard: (shard.file, shard.row_group)):
+        file = data.files[number]
+        table, rows = reader.group(file, group)
+        assert table is not None
+        *_, last = some
+        column = table.column(name).slice(0, last.stop)
+        if column.null_count:
+            place = column.is_null().to_pylist().index(True)
             raise DataError(
-                f"input.id: column {name!r} is null in {nulls} rows, first in {file.path} row {row}"
-                "; expected an id in every row"
+                f"input.id: column {name!r} is null, first in {file.path} row "
+                f"{last.group_row + int(rows[place])}; expected an id in every row"
             )
+        yield texts_of(name, column)
 
 
-def _repeated(ids: pa.ChunkedArray) -> str:
-    counts = pc.value_counts(ids)
-    repeated = [item["values"] for item in counts.to_pylist() if item["counts"] > 1]
-    shown = ", ".join(repr(item) for item in repeated[:_SHOWN])
-    more = f" and {len(repeated) - _SHOWN} more" if len(repeated) > _SHOWN else ""
+def texts_of(name: str, column: pa.ChunkedArray) -> list[str]:
+    """Return ids as Python texts; raises DataError for one that is not UTF-8."""
+    ids = as_text(column)
+    try:
+        ids.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"input.id: column {name!r} holds an id that is not UTF-8") from error
+    found: list[str] = ids.to_pylist()
+    return found
+
+
+def _repeated(ids: Sequence[str]) -> str:
+    shown = ", ".join(repr(item) for item in ids[:_SHOWN])
+    more = " and more" if len(ids) > _SHOWN else ""
     return f"more than one row with the id {shown}{more}"
 
 

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from eagle_batch.data.plan import Plan, ShardSpec, as_text
 from eagle_batch.data.schema import passthrough_columns
-from eagle_batch.data.sources import read_rows
+from eagle_batch.data.selection import SelectedReader
 from eagle_batch.data.templates import StageTemplate
+from eagle_batch.data.values import value_at
 from eagle_batch.errors import Reason, RequestError
 from eagle_batch.pipeline import Pipeline
 
@@ -42,9 +45,8 @@ class Rows:
         return text.encode("utf-8", "replace").decode()
 
     def _value(self, name: str, row: int) -> Any:
-        scalar = self.table.column(name)[row]
         try:
-            return _rounded(scalar).as_py()
+            return value_at(self.table.column(name), row)
         except (ValueError, OverflowError, LookupError, pa.ArrowException) as error:
             message = f"column {name!r}: {error}"
             raise RequestError(Reason.INVALID_TEXT, message) from error
@@ -57,7 +59,7 @@ class Rows:
 
 
 class RowReader:
-    """Reads shards of one plan; keeps the last group, from which neighbouring shards come."""
+    """Reads the rows of shards of one plan."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan, stages: Sequence[StageTemplate]) -> None:
         self._plan = plan
@@ -68,38 +70,26 @@ class RowReader:
         kept = {*passthrough_columns(pipeline, self._schema), *([self._id] if self._id else [])}
         self._used = tuple(name for name in names if name in used)
         self._columns = tuple(name for name in names if name in used | kept)
-        self._held: tuple[int, int] | None = None
-        self._table: pa.Table | None = None
+        self._reader = SelectedReader(plan.selection, self._schema, self._columns)
 
     def read(self, shard: ShardSpec, start: int = 0, stop: int | None = None) -> Rows:
         """Return rows [start, stop) of a shard; raises DataError when the file cannot be read."""
         stop = shard.rows if stop is None else stop
-        table = self._group(shard).slice(shard.start + start, stop - start)
-        return Rows(self._ids(shard, table, start), table, self._used)
-
-    def _group(self, shard: ShardSpec) -> pa.Table:
-        place = (shard.file, shard.row_group)
-        if self._table is None or self._held != place:
-            self._table = None  # Two groups at once may be more than the memory holds.
-            file = self._plan.files[shard.file]
-            self._table = read_rows(file, shard.row_group, self._schema, self._columns)
-            self._held = place
-        return self._table
-
-    def _ids(self, shard: ShardSpec, table: pa.Table, start: int) -> tuple[str, ...]:
+        file = self._plan.files[shard.file]
+        table, places = self._reader.group(file, shard.row_group)
+        first, last = shard.start + start, shard.start + stop
+        part = _no_columns(last - first) if table is None else table.slice(first, last - first)
         if self._id is not None:
-            return tuple(as_text(table.column(self._id)).to_pylist())
-        name, first = self._plan.files[shard.file].name, shard.first_row + start
-        return tuple(f"{name}:{row}" for row in range(first, first + table.num_rows))
+            return Rows(tuple(as_text(part.column(self._id)).to_pylist()), part, self._used)
+        ids = derived_ids(file.name, shard.group_row, places[first:last])
+        return Rows(ids, part, self._used)
 
 
-def _rounded(scalar: pa.Scalar) -> pa.Scalar:
-    """Python's times end at microseconds; finer ones are cut for templates, not for the output."""
-    kind = scalar.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return scalar.cast(pa.timestamp("us", kind.tz), safe=False)
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return scalar.cast(pa.duration("us"), safe=False)
-    if pa.types.is_time(kind) and kind.bit_width == 64 and kind.unit == "ns":
-        return scalar.cast(pa.time64("us"), safe=False)
-    return scalar
+def derived_ids(name: str, group_row: int, places: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the ids of rows that no column names: the file, and the row's number in it."""
+    return tuple(f"{name}:{row}" for row in (group_row + places).tolist())
+
+
+def _no_columns(rows: int) -> pa.Table:
+    """Return a table of rows without columns."""
+    return pa.table({"": pa.nulls(rows)}).select([])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import pyarrow as pa
 
-from eagle_batch.data import arrow, jsonl, parquet
-from eagle_batch.data.files import FoundFile, find_files, reading, short_names
+from eagle_batch.data import arrow, csvs, jsonl, parquet
+from eagle_batch.data.files import TEXT, FoundFile, reading, short_names
+from eagle_batch.data.finding import find_input
 from eagle_batch.data.groups import Group, Scan
+from eagle_batch.data.lines import Lines
 from eagle_batch.errors import DataError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import InputIdentity
@@ -27,6 +30,8 @@ class InputFile:
     size: int
     tag: str
     groups: tuple[Group, ...]
+    #: What separates the cells of a CSV file; null goes by its name.
+    delimiter: str | None = None
 
     @property
     def rows(self) -> int:
@@ -53,15 +58,16 @@ def survey(pipeline: Pipeline) -> DataSet:
     With `input.limit`, files beyond the limit are not opened. Raises DataError with every file that
     cannot be read, and every column on which two files disagree.
     """
-    found = find_files(pipeline.input.path, pipeline.input.format)
+    source = pipeline.input
+    found = find_input(source)
     scans: list[tuple[FoundFile, Scan]] = []
     problems: list[str] = []
     rows = 0
     for file in found:
-        if pipeline.input.limit is not None and rows >= pipeline.input.limit:
+        if not source.selects and source.limit is not None and rows >= source.limit:
             break
         try:
-            scan = _scan(file, pipeline.output.rows_per_shard)
+            scan = _scan(file, pipeline.output.rows_per_shard, source.delimiter)
         except DataError as error:
             problems.extend(error.problems)
             continue
@@ -70,50 +76,77 @@ def survey(pipeline: Pipeline) -> DataSet:
     if problems:
         raise DataError(problems)
     schema = _agree(scans)
-    names = short_names([file.path for file, _ in scans])
+    names, delimiter = short_names([file.path for file, _ in scans]), source.delimiter
     files = tuple(
-        InputFile(file.path, name, file.format, file.size, file.tag, scan.groups)
+        InputFile(file.path, name, file.format, file.size, file.tag, scan.groups, delimiter)
         for name, (file, scan) in zip(names, scans, strict=True)
     )
     return DataSet(files, schema)
 
 
-def read_rows(file: InputFile, index: int, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    """Return one group of a file, with `columns` in the types that the whole input has.
+class GroupReader:
+    """Reads groups of the input, one after the other; owns the text file that it has open."""
 
-    Raises DataError when the file is gone, damaged or no longer what was planned.
-    """
-    wanted = pa.schema([schema.field(name) for name in columns])
-    with reading(file.path):
-        table = _read_group(file, index, wanted)
-    if table.num_rows != file.groups[index].rows:
-        raise DataError(
-            f"{file.path}: group {index} holds {table.num_rows} rows, {file.groups[index].rows} "
-            "were planned; the file changed while the job ran"
+    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+        """Read `columns`, in the types that the whole input has."""
+        self._wanted = pa.schema([schema.field(name) for name in columns])
+        self._lines = Lines()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._lines.close()
+
+    def read(self, file: InputFile, index: int) -> pa.Table:
+        """Return one group of a file.
+
+        Raises DataError when the file is gone, damaged or no longer what was planned.
+        """
+        with reading(file.path):
+            table = self._read(file, index)
+        if table.num_rows != file.groups[index].rows:
+            raise DataError(
+                f"{file.path}: group {index} holds {table.num_rows} rows, "
+                f"{file.groups[index].rows} were planned; the file changed while the job ran"
+            )
+        return table
+
+    def _read(self, file: InputFile, index: int) -> pa.Table:
+        wanted, group = self._wanted, file.groups[index]
+        if file.format == "jsonl":
+            return jsonl.read(self._lines, file.path, group, wanted)
+        if file.format == "csv":
+            return csvs.read(self._lines, file.path, group, wanted, file.delimiter)
+        names = wanted.names or []
+        table = (
+            parquet.read(file.path, index, names)
+            if file.format == "parquet"
+            else arrow.read(file.path, index, names)
         )
-    return table
+        columns = [
+            column if column.type.equals(field.type) else column.cast(field.type)
+            for column, field in zip(table.columns, wanted, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=wanted)
 
 
-def _read_group(file: InputFile, index: int, wanted: pa.Schema) -> pa.Table:
-    if file.format == "jsonl":
-        return jsonl.read(file.path, file.groups[index], wanted)
-    names = wanted.names or []
-    table = (
-        parquet.read(file.path, index, names)
-        if file.format == "parquet"
-        else arrow.read(file.path, index, names)
-    )
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(table.columns, wanted, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=wanted)
+def read_rows(file: InputFile, index: int, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """Return one group of a file, as `GroupReader` does."""
+    with GroupReader(schema, columns) as reader:
+        return reader.read(file, index)
 
 
-def _scan(file: FoundFile, rows_per_shard: int) -> Scan:
+def _scan(file: FoundFile, rows_per_shard: int, delimiter: str | None) -> Scan:
     with reading(file.path):
         if file.format == "jsonl":
             scan = jsonl.scan(file.path, rows_per_shard)
+        elif file.format == "csv":
+            scan = csvs.scan(file.path, rows_per_shard, delimiter)
         else:
             scan = parquet.scan(file.path) if file.format == "parquet" else arrow.scan(file.path)
         names = [_read_names(field) for field in scan.schema]
@@ -155,12 +188,14 @@ def _agree(scans: Sequence[tuple[FoundFile, Scan]]) -> pa.Schema:
 
 
 def _common_type(known: pa.DataType, other: pa.DataType, kind: str) -> pa.DataType | None:
-    """Return the type for both; only JSONL, whose types are inferred, may be widened."""
+    """Return the type for both; only types that were inferred from text may be widened."""
     if known.equals(other) or pa.types.is_null(other):
         return known
     if pa.types.is_null(known):
         return other
-    if kind != "jsonl":
+    if kind == "csv" and pa.types.is_string(known) or pa.types.is_string(other) and kind == "csv":
+        return pa.string()  # A cell is text before it is anything else.
+    if kind not in TEXT:
         return None
     try:
         both = [pa.schema([("column", known)]), pa.schema([("column", other)])]

@@ -64,7 +64,7 @@ class StageTemplate:
         """Compile the stage; raises ConfigError with every template that is not valid Jinja."""
         self.index = index
         self.stage = stage
-        self._environment = _environment()
+        self._environment = environment()
         self._trees = {key: self._parse(key, text) for key, _, text in _texts(stage)}
         self._parts = tuple(
             _Part(key, role, self._environment.from_string(text))
@@ -82,7 +82,7 @@ class StageTemplate:
         return [
             self._unknown(key, name, known, stages)
             for key, tree in self._trees.items()
-            for name in sorted((self._names(tree) - {ROW_VARIABLE}) | set(_row_keys(tree, known)))
+            for name in sorted((self._names(tree) - {ROW_VARIABLE}) | set(row_keys(tree, known)))
             if name not in known
         ]
 
@@ -91,8 +91,8 @@ class StageTemplate:
         used: set[str] = set()
         for tree in self._trees.values():
             used |= find_undeclared_variables(tree)
-            used |= set(_row_keys(tree, columns))
-            if _uses_whole_row(tree, columns):
+            used |= set(row_keys(tree, columns))
+            if uses_whole_row(tree, columns):
                 return tuple(columns)
         return tuple(name for name in columns if name in used)
 
@@ -102,7 +102,7 @@ class StageTemplate:
         Raises RequestError with the reason template_error, or invalid_text for text that has no
         UTF-8 form.
         """
-        shown = {name: _plain(value) for name, value in values.items()}
+        shown = {name: plain(value) for name, value in values.items()}
         context = shown if ROW_VARIABLE in shown else {**shown, ROW_VARIABLE: shown}
         return tuple(
             {"role": part.role, "content": self._render(part, context)} for part in self._parts
@@ -185,7 +185,8 @@ def encodable(text: str, where: str) -> str:
     return text
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox of templates and expressions."""
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_printable)
     del environment.globals["lipsum"], environment.filters["random"]
     environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
@@ -208,14 +209,14 @@ def _printable(value: object) -> object:
     return value
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """Replace the nulls inside a value of the row."""
     if value is None:
         return NULL
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -228,7 +229,7 @@ def _json_default(value: object) -> Any:
     return None if isinstance(value, _Null) else str(value)
 
 
-def _row_keys(tree: nodes.Template, names: Collection[str]) -> Iterator[str]:
+def row_keys(tree: nodes.Template, names: Collection[str]) -> Iterator[str]:
     """Yield the constant keys of `row["..."]` and `row.name`, unless a column is named row."""
     if ROW_VARIABLE in names:
         return
@@ -240,12 +241,12 @@ def _row_keys(tree: nodes.Template, names: Collection[str]) -> Iterator[str]:
             yield attribute.attr
 
 
-def _uses_whole_row(tree: nodes.Template, names: Collection[str]) -> bool:
+def uses_whole_row(tree: nodes.Template, names: Collection[str]) -> bool:
     """Tell whether `row` is used other than by constant keys."""
     if ROW_VARIABLE in names:
         return False
     uses = sum(_is_row(node) for node in tree.find_all(nodes.Name))
-    return uses > len(list(_row_keys(tree, names)))
+    return uses > len(list(row_keys(tree, names)))
 
 
 def _is_row(node: nodes.Node) -> bool:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from eagle_batch.data.files import FoundFile, find_files
+from eagle_batch.data.files import FoundFile
+from eagle_batch.data.finding import Choice, find_files
+from eagle_batch.data.hub import is_data_set
 from eagle_batch.errors import ConfigError
 from eagle_batch.job import launch
 from eagle_batch.pipeline import Pipeline
@@ -43,7 +45,8 @@ def pack(pipeline: Pipeline, folder: Path, command: Sequence[str] = COMMAND) -> 
     """Fill an empty folder; raises DataError about the input, ConfigError about its size."""
     # Paths in a store stay: the cluster may be the only one that can read them.
     patterns = [path for path in pipeline.input.path if not is_url(path)]
-    local = find_files(patterns, pipeline.input.format) if patterns else ()
+    choice = _choice(pipeline)
+    local = find_files(patterns, pipeline.input.format, choice) if patterns else ()
     _refuse_too_much(local)
     travelling = _names(local)
     for file in local:
@@ -52,6 +55,8 @@ def pack(pipeline: Pipeline, folder: Path, command: Sequence[str] = COMMAND) -> 
         shutil.copy2(file.path, target)
     document = resolved(pipeline)
     document["input"]["path"] = _paths(pipeline, travelling)
+    if not any(is_data_set(path) for path in pipeline.input.path):
+        document["input"]["split"] = None  # The files of the split travel, and no others.
     text = json.dumps(document, sort_keys=True)
     (folder / "pipeline.yaml").write_text(text, encoding="utf-8")
     manifest = {
@@ -73,9 +78,13 @@ def _paths(pipeline: Pipeline, travelling: dict[str, str]) -> list[str]:
         if is_url(pattern):
             paths.append(pattern)
         else:
-            files = find_files([pattern], pipeline.input.format)
+            files = find_files([pattern], pipeline.input.format, _choice(pipeline))
             paths += (travelling[file.path] for file in files)
     return list(dict.fromkeys(paths))
+
+
+def _choice(pipeline: Pipeline) -> Choice:
+    return Choice(pipeline.input.config, pipeline.input.split, pipeline.input.revision)
 
 
 def _refuse_too_much(files: Sequence[FoundFile]) -> None:

@@ -7,14 +7,15 @@ of the input is held. Where it cannot, eight bytes a row tell whether any row is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle_batch.data.files import find_files
+from eagle_batch.data.finding import find_files
 from eagle_batch.data.plan import Plan, ShardSpec, as_text
-from eagle_batch.data.sources import read_rows
+from eagle_batch.data.rows import derived_ids
+from eagle_batch.data.selection import SelectedReader
 from eagle_batch.errors import DataError
 from eagle_batch.job.ledger import Identity
 from eagle_batch.job.tasks import Task
@@ -30,8 +31,8 @@ class InputIds:
         self._plan = plan
         self._column = column
         self._samples = samples
-        self._held: tuple[int, int] | None = None
-        self._group: list[str] = []
+        columns = [] if column is None else [column]
+        self._reader = SelectedReader(plan.selection, plan.schema, columns)
 
     def rows(self, task: Task) -> set[Row]:
         """Return every row that a task must account for; raises DataError."""
@@ -39,16 +40,14 @@ class InputIds:
         ids = self._ids(shard)[task.start : task.stop]
         return {(name, sample) for name in ids for sample in range(self._samples)}
 
-    def _ids(self, shard: ShardSpec) -> list[str]:
+    def _ids(self, shard: ShardSpec) -> Sequence[str]:
         file = self._plan.files[shard.file]
-        if self._column is None:
-            return [f"{file.name}:{shard.first_row + row}" for row in range(shard.rows)]
-        place = (shard.file, shard.row_group)
-        if self._held != place:
-            table = read_rows(file, shard.row_group, self._plan.schema, [self._column])
-            self._group = as_text(table.column(0)).to_pylist()
-            self._held = place
-        return self._group[shard.start : shard.stop]
+        table, places = self._reader.group(file, shard.row_group)
+        if table is None:
+            return derived_ids(file.name, shard.group_row, places[shard.start : shard.stop])
+        column = table.column(self._column).slice(shard.start, shard.rows)
+        ids: list[str] = as_text(column).to_pylist()
+        return ids
 
 
 def input_ids(identity: Identity) -> InputIds:

@@ -21,8 +21,24 @@ class Input(Section):
         ),
         BeforeValidator(as_list),
     ]
-    format: Literal["auto", "parquet", "arrow", "jsonl"] = Field(
+    format: Literal["auto", "parquet", "arrow", "jsonl", "csv"] = Field(
         default="auto", description="Format of the files; auto goes by their names."
+    )
+    delimiter: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="What separates the cells of CSV; null: a comma, or a tab in .tsv.",
+    )
+    config: str | None = Field(
+        default=None, description="Configuration of a hub data set; null: its default."
+    )
+    split: str | None = Field(
+        default=None,
+        description="Split of a hub data set or of a folder saved by datasets; null: the only one.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a hub data set; null: main."
     )
     id: str | None = Field(
         default=None,
@@ -31,6 +47,24 @@ class Input(Section):
     columns: Strings | None = Field(
         default=None, description="Source columns that are passed through; null passes all."
     )
-    limit: int | None = Field(
-        default=None, ge=1, description="Take the first N rows; null takes all."
+    where: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Jinja expression over the columns; rows for which it is false are not taken.",
     )
+    sample: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Take so many rows by chance, or a share below 1; the seed decides which.",
+    )
+    shuffle: bool = Field(
+        default=False,
+        description="Take row groups, and the rows inside each, in an order by the seed.",
+    )
+    limit: int | None = Field(
+        default=None, ge=1, description="Take the first N of these rows; null takes all."
+    )
+
+    @property
+    def selects(self) -> bool:
+        """Whether which rows are taken depends on more than their number."""
+        return self.where is not None or self.sample is not None or self.shuffle

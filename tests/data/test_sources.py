@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_batch.data.files import find_files, short_names
+from eagle_batch.data.files import short_names
+from eagle_batch.data.finding import find_files
 from eagle_batch.data.sources import DataSet, read_rows, survey
 from eagle_batch.errors import DataError
 from tests.data.support import make_pipeline, topics, write_jsonl
