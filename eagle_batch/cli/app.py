@@ -225,6 +225,7 @@ def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str
     return [
         ("pipeline", f"{summary.name}, fingerprint {summary.fingerprint[:16]}"),
         ("input", f"{summary.rows:,} rows in {len(summary.files)} files: {files}{more}"),
+        *([("", summary.account)] if summary.account else []),
         ("output rows", f"{summary.output_rows:,} ({summary.samples} for each input row)"),
         ("shards", f"{summary.shards:,} of at most {summary.rows_per_shard:,} rows"),
         ("target", f"{pipeline.target.model}, {pipeline.target.dtype}"),
@@ -249,6 +250,8 @@ def verify(ctx: click.Context, *, output: str) -> None:
     for finding in report.findings:
         click.echo(str(finding))
     click.echo(_verdict(report))
+    if report.account:
+        click.echo(report.account)
     if report.not_compared:
         click.echo(f"ids were not compared with the input: {report.not_compared}")
     ctx.exit(int(ExitCode.COMPLETE if report.ok else ExitCode.STOPPED))

@@ -93,9 +93,7 @@ class _Smallest:
         self.held, self.owners = self.held[places], self.owners[places]
 
 
-def _kept_hashes(
-    pipeline: Pipeline, data: DataSet, selection: Selection
-) -> Iterator[Hashes]:
+def _kept_hashes(pipeline: Pipeline, data: DataSet, selection: Selection) -> Iterator[Hashes]:
     """Yield, for each group, the sampling hashes of the rows for which `where` holds."""
     reader = SelectedReader(selection, data.schema, [])
     for file in data.files:

@@ -125,7 +125,9 @@ def _header(path: str, records: Iterator[tuple[int, int, bytes]], mark: str) -> 
     try:
         return next(csv.reader([found[2].decode()], delimiter=mark, strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: line {found[0]}: not a header of column names: {error}") from error
+        raise DataError(
+            f"{path}: line {found[0]}: not a header of column names: {error}"
+        ) from error
 
 
 def _blocks(records: Iterator[tuple[int, int, bytes]], most: int) -> Iterator[_Block]:

@@ -48,6 +48,8 @@ class PlanSummary:
     first_key: str
     last_key: str
     workers: str
+    #: What became of rows of the input that are in no shard; empty where all are in one.
+    account: str
     #: Things that are allowed and perhaps not meant.
     notes: tuple[str, ...]
 
@@ -111,6 +113,7 @@ def describe(pipeline: Pipeline) -> PlanSummary:
         first_key=f"data/{plan.shards[0].key}.parquet",
         last_key=f"data/{plan.shards[-1].key}.parquet",
         workers=_workers(pipeline),
+        account=plan.account(),
         notes=tuple(_notes(pipeline, prompter)),
     )
 

@@ -1,4 +1,4 @@
-"""Which files `input.path` names: files, folders, globs, saved data sets and data sets of the hub."""
+"""Which files `input.path` names: files, folders, globs, saved data sets, those of the hub."""
 
 from __future__ import annotations
 
@@ -104,9 +104,7 @@ def _find(pattern: str, wanted: str, choice: Choice, used: set[str]) -> list[Fou
         return [describe_file(fs, info, pattern, wanted) for info in infos]
 
 
-def _infos(
-    fs: Any, path: str, pattern: str, *, folder: bool
-) -> tuple[list[dict[str, Any]], str]:
+def _infos(fs: Any, path: str, pattern: str, *, folder: bool) -> tuple[list[dict[str, Any]], str]:
     """Return what a pattern names, and what to say where that is nothing."""
     if folder:
         found = known_files(fs.find(path, detail=True), path)

@@ -53,8 +53,8 @@ def find(
     name, _, inline = pattern.rstrip("/").removeprefix(PREFIX).partition("@")
     if inline and revision:
         raise DataError(
-            f"{pattern}: input.revision: found {revision!r} beside {inline!r} in the path; expected "
-            "one of them"
+            f"{pattern}: input.revision: found {revision!r} beside {inline!r} in the path; "
+            "expected one of them"
         )
     fs = fsspec.filesystem("hf")
     commit = _commit(name, inline or revision)
@@ -96,7 +96,9 @@ def card_configs(card: str) -> list[dict[str, Any]]:
     except yaml.YAMLError as error:
         raise DataError(f"{_CARD}: its front matter is not YAML: {error}") from error
     found = values.get("configs", []) if isinstance(values, dict) else []
-    return [item for item in found if isinstance(item, dict) and {"data_files", "data_dir"} & {*item}]
+    return [
+        item for item in found if isinstance(item, dict) and {"data_files", "data_dir"} & {*item}
+    ]
 
 
 def _choose_config(

@@ -30,9 +30,7 @@ def scan(path: str, rows_per_shard: int) -> Scan:
     return Scan(pa.schema(fields), groups)
 
 
-def scan_lines(
-    path: str, rows_per_shard: int, look: Callable[[bytes], None]
-) -> tuple[Group, ...]:
+def scan_lines(path: str, rows_per_shard: int, look: Callable[[bytes], None]) -> tuple[Group, ...]:
     """Show every line to `look` and return the blocks.
 
     Raises DataError with the first lines at which `look` raised ValueError.
@@ -94,6 +92,7 @@ def rows_since(lines: Lines, path: str, offset: int = 0) -> Iterator[tuple[int, 
 
 
 def parse(line: bytes) -> dict[str, Any]:
+    """Return the object of a line; raises ValueError where there is none that a row can hold."""
     try:
         value = json.loads(
             line.decode(), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant

@@ -22,6 +22,8 @@ from eagle_batch.pipeline.fingerprint import fingerprint
 from eagle_batch.pipeline.problems import suggestion
 
 _SHOWN = 5
+EVERY_ROW = Selection()
+NO_ROWS = Counts(0)
 
 #: (file, group) of the input.
 Place = tuple[int, int]
@@ -59,9 +61,9 @@ class Plan:
     #: The input's schema, serialised by Arrow, in base64.
     schema_ipc: str
     #: Which rows of a group are taken; [start, stop) of a shard counts those alone.
-    selection: Selection = Selection()
+    selection: Selection = EVERY_ROW
     #: What became of the rows that are in no shard.
-    counts: Counts = Counts(0)
+    counts: Counts = NO_ROWS
 
     @property
     def unplanned(self) -> int:
@@ -72,6 +74,17 @@ class Plan:
     def schema(self) -> pa.Schema:
         """Columns of the input."""
         return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self.schema_ipc)))
+
+    def account(self) -> str:
+        """Say what became of the input's rows that are in no shard; empty where there are none."""
+        parts = (
+            (self.counts.filtered, "dropped by input.where"),
+            (self.counts.unsampled, "left out by input.sample"),
+            (self.unplanned, "beyond input.limit"),
+        )
+        named = ", ".join(f"{rows:,} {why}" for rows, why in parts if rows)
+        seen = f"{self.counts.seen:,} rows in the input"
+        return f"{seen}: {self.rows:,} planned, {named}" if named else ""
 
     def to_json(self) -> str:
         """Return the plan as JSON text; `from_json` reads it."""
@@ -163,7 +176,9 @@ def lay_out(
 
 
 def _in_order(files: Sequence[InputFile]) -> list[Place]:
-    return [(number, group) for number, file in enumerate(files) for group in range(len(file.groups))]
+    return [
+        (number, group) for number, file in enumerate(files) for group in range(len(file.groups))
+    ]
 
 
 def _ranges(

@@ -57,9 +57,9 @@ def _files(fs: Any, folder: str) -> list[dict[str, Any]]:
     state = _json(fs, f"{folder}/{STATE}")
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(
-            f"{folder}: holds its rows through a file of indices, as old versions of datasets saved "
-            "a selection; the rows lie scattered over files that hold others too; load it with "
-            "datasets and save it again with `flatten_indices().save_to_disk(...)`"
+            f"{folder}: holds its rows through a file of indices, as old versions of datasets "
+            "saved a selection; its rows lie scattered among others; load it with datasets and "
+            "save it again with `flatten_indices().save_to_disk(...)`"
         )
     names = [item["filename"] for item in state.get("_data_files", [])]
     if not names:

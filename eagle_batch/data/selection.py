@@ -86,12 +86,14 @@ def row_hashes(seed: int, salt: str, name: str, numbers: Rows) -> Hashes:
     return x ^ (x >> np.uint64(31))
 
 
+class SelectionError(DataError):
+    """A group gives another number of rows than the plan says."""
+
+
 class SelectedReader:
     """Reads the rows of a group that are taken; keeps the last group."""
 
-    def __init__(
-        self, selection: Selection, schema: pa.Schema, columns: Sequence[str]
-    ) -> None:
+    def __init__(self, selection: Selection, schema: pa.Schema, columns: Sequence[str]) -> None:
         """Read `columns`, and whatever `where` needs beside them."""
         self._selection = selection
         self._filter = None if selection.where is None else RowFilter(selection.where)
@@ -124,7 +126,7 @@ class SelectedReader:
         rows = self._order(file, index, table)
         planned = file.groups[index].taken
         if len(rows) != planned:
-            raise DataError(
+            raise SelectionError(
                 f"{file.path}: group {index}: input.where takes {len(rows)} rows, {planned} were "
                 "planned; the file changed while the job ran"
             )

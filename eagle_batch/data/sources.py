@@ -193,7 +193,7 @@ def _common_type(known: pa.DataType, other: pa.DataType, kind: str) -> pa.DataTy
         return known
     if pa.types.is_null(known):
         return other
-    if kind == "csv" and pa.types.is_string(known) or pa.types.is_string(other) and kind == "csv":
+    if kind == "csv" and (pa.types.is_string(known) or pa.types.is_string(other)):
         return pa.string()  # A cell is text before it is anything else.
     if kind not in TEXT:
         return None

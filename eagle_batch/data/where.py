@@ -41,13 +41,14 @@ class RowFilter:
     def problems(self, columns: Sequence[str]) -> list[str]:
         """Return one line for each name that is no column."""
         names = find_undeclared_variables(self._tree) - {ROW_VARIABLE} - self._globals
+        names |= set(row_keys(self._tree, columns))
         shown = ", ".join(sorted(columns)[:_MOST_NAMES])
         if not names and not self.columns(columns):
             return ["input.where: names no column, so that it holds for every row or for none"]
         return [
             f"input.where: found {name!r}, which is no column; {suggestion(name, columns)}"
             f"expected one of {shown}"
-            for name in sorted(names | set(row_keys(self._tree, columns)))
+            for name in sorted(names)
             if name not in columns
         ]
 
@@ -58,7 +59,9 @@ class RowFilter:
         used = find_undeclared_variables(self._tree) | set(row_keys(self._tree, columns))
         return tuple(name for name in columns if name in used)
 
-    def mask(self, table: pa.Table, names: Sequence[str], path: str, first: int) -> npt.NDArray[np.bool_]:
+    def mask(
+        self, table: pa.Table, names: Sequence[str], path: str, first: int
+    ) -> npt.NDArray[np.bool_]:
         """Return which rows of a table are taken; `first` is the number of its first row.
 
         Raises DataError, naming the first rows, where the expression cannot be evaluated.
@@ -69,10 +72,10 @@ class RowFilter:
         for row in range(table.num_rows):
             try:
                 mask[row] = bool(self._evaluate(columns, row))
-            except Exception as error:  # noqa: BLE001 - an expression over foreign data raises anything
+            except Exception as error:  # noqa: BLE001 - it is code over foreign data
                 problems.append(
-                    f"input.where: {path}, row {first + row}: {type(error).__name__}: {error}; expected an "
-                    "expression that holds for every row, such as `x is not none and x > 1`"
+                    f"input.where: {path}, row {first + row}: {type(error).__name__}: {error}; "
+                    "expected an expression for every row, such as `x is not none and x > 1`"
                 )
             if len(problems) == _MOST_PROBLEMS:
                 break

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from eagle_batch.data.finding import find_files
 from eagle_batch.data.plan import Plan, ShardSpec, as_text
 from eagle_batch.data.rows import derived_ids
-from eagle_batch.data.selection import SelectedReader
+from eagle_batch.data.selection import SelectedReader, SelectionError
 from eagle_batch.errors import DataError
 from eagle_batch.job.ledger import Identity
 from eagle_batch.job.tasks import Task
@@ -48,6 +48,32 @@ class InputIds:
         column = table.column(self._column).slice(shard.start, shard.rows)
         ids: list[str] = as_text(column).to_pylist()
         return ids
+
+    def selection_problems(self, limit: int | None) -> list[str]:
+        """Return one line for each way in which the plan takes other rows than it should.
+
+        Groups that gave no rows are looked at too: nothing else says that they have none to give.
+        """
+        plan, problems = self._plan, list[str]()
+        reader = SelectedReader(plan.selection, plan.schema, [])
+        for file in plan.files:
+            for index in range(len(file.groups)):
+                try:
+                    reader.group(file, index)
+                except SelectionError as error:
+                    problems += error.problems
+        counts, taken = plan.counts, sum(g.taken for file in plan.files for g in file.groups)
+        seen = sum(file.rows for file in plan.files)
+        if (counts.seen, counts.filtered + counts.unsampled) != (seen, seen - taken):
+            problems.append(f"{counts} does not agree with {seen} rows of which {taken} are taken")
+        wanted = taken if limit is None else min(limit, taken)
+        if plan.rows != wanted:
+            problems.append(f"it holds {plan.rows} rows; the input gives {wanted}")
+        return problems
+
+    def account(self) -> str:
+        """Say what became of the input's rows that are in no shard; empty where there are none."""
+        return self._plan.account()
 
 
 def input_ids(identity: Identity) -> InputIds:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from eagle_batch.errors import DataError, LedgerError
-from eagle_batch.job.ledger import Identity, latest, read_identity, read_records, some
+from eagle_batch.job.ledger import PLAN, Identity, latest, read_identity, read_records, some
 from eagle_batch.job.objects import (
     DATA,
     ERRORS,
@@ -56,6 +56,8 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     #: Why the ids could not be compared with those of the input; empty where they were.
     not_compared: str = ""
+    #: What became of rows of the input that are in no shard; empty where all are in one.
+    account: str = ""
 
     @property
     def ok(self) -> bool:
@@ -71,7 +73,13 @@ def verify(output: str | Store) -> VerifyReport:
     store = open_store(output) if isinstance(output, str) else output
     identity = read_identity(store)
     try:
-        return _Verifier(store, identity, input_ids(identity)).run()
+        rows = input_ids(identity)
+        problems = rows.selection_problems(identity.resolved["input"]["limit"])
+        if problems:
+            found = [Finding("mismatch", PLAN, problem) for problem in problems]
+            return _Verifier(store, identity, findings=found).run()
+        report = _Verifier(store, identity, rows).run()
+        return replace(report, account=rows.account())
     except DataError as error:
         # Gone, changed, or out of reach from here; maybe only now.
         report = _Verifier(store, identity).run()

@@ -77,9 +77,11 @@ def test_a_csv_column_holds_numbers_only_where_each_prints_as_it_is_written(
     assert table.schema.field("a").type == kind
     empty = "" if kind == pa.string() else None
     expected = [empty if cell == "" else cell for cell in cells]
-    shown = [value if value in {None, ""} else f"{value:g}" for value in table["a"].to_pylist()] if (
-        kind != pa.string()
-    ) else table["a"].to_pylist()
+    shown = (
+        [value if value in {None, ""} else f"{value:g}" for value in table["a"].to_pylist()]
+        if (kind != pa.string())
+        else table["a"].to_pylist()
+    )
     assert shown == expected
 
 
@@ -134,7 +136,12 @@ def test_blocks_of_a_compressed_file_are_read_in_one_pass(
     data = surveyed(tmp_path, "x.jsonl.gz")
     opened: list[str] = []
     reopen = Lines._reopen
-    monkeypatch.setattr(Lines, "_reopen", lambda self, path: (opened.append(path), reopen(self, path)))
+
+    def counting(self: Lines, path: str) -> None:
+        opened.append(path)
+        reopen(self, path)
+
+    monkeypatch.setattr(Lines, "_reopen", counting)
     with GroupReader(data.schema, ["id"]) as reader:
         groups = range(len(data.files[0].groups))
         rows = [row for n in groups for row in reader.read(data.files[0], n)["id"].to_pylist()]
@@ -149,7 +156,9 @@ def test_blocks_of_a_compressed_file_are_read_in_one_pass(
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    made = datasets.Dataset.from_dict({"id": list(range(50)), "topic": [f"t{n}" for n in range(50)]})
+    made = datasets.Dataset.from_dict(
+        {"id": list(range(50)), "topic": [f"t{n}" for n in range(50)]}
+    )
     made.save_to_disk(str(tmp_path / "one"), num_shards=3)
     both = datasets.DatasetDict({"train": made, "test": made.select(range(5))})
     both.save_to_disk(str(tmp_path / "both"))
@@ -163,13 +172,17 @@ def test_a_saved_folder_gives_its_rows_in_order_and_nothing_of_its_cache(saved: 
 
 
 def test_a_split_of_a_saved_folder_is_named(saved: Path) -> None:
-    with pytest.raises(DataError, match=r"both: input.split: found no split; expected one of train, "):
+    with pytest.raises(
+        DataError, match=r"both: input.split: found no split; expected one of train, "
+    ):
         surveyed(saved, "both")
     with pytest.raises(DataError, match=r"found 'tain'; did you mean 'train'\? expected one of"):
         surveyed(saved, "both", input__split="tain")
     assert read_all(surveyed(saved, "both", input__split="test")).num_rows == 5
-    with pytest.raises(DataError, match=r"input\.split: found 'test', but input\.path names no such"):
-        write_jsonl(saved / "x.jsonl", [{"id": 1}])
+    write_jsonl(saved / "x.jsonl", [{"id": 1}])
+    with pytest.raises(
+        DataError, match=r"input\.split: found 'test', but input\.path names no such"
+    ):
         surveyed(saved, "x.jsonl", input__split="test")
 
 
@@ -177,7 +190,9 @@ def test_a_saved_selection_by_indices_is_refused_with_the_remedy(saved: Path) ->
     state = json.loads((saved / "one" / "state.json").read_text())
     state["_indices_files"] = [{"filename": "indices.arrow"}]
     (saved / "one" / "state.json").write_text(json.dumps(state))
-    with pytest.raises(DataError, match=r"one: holds its rows through a file of indices.*flatten_ind"):
+    with pytest.raises(
+        DataError, match=r"one: holds its rows through a file of indices.*flatten_ind"
+    ):
         surveyed(saved, "one")
 
 
@@ -234,7 +249,10 @@ def test_a_hub_data_set_is_read_by_configuration_and_split_at_a_commit(
     data = surveyed(tmp_path, path, input__split="train")
     assert read_all(data).to_pylist() == topics(4).to_pylist() + topics(3).to_pylist()
     assert all(f"me/topics@{COMMIT}/data/train-" in file.path for file in data.files)
-    assert read_all(surveyed(tmp_path, path, input__split="test", input__revision="main")).num_rows == 2
+    assert (
+        read_all(surveyed(tmp_path, path, input__split="test", input__revision="main")).num_rows
+        == 2
+    )
     assert read_all(surveyed(tmp_path, path, input__config="raw")).to_pylist() == [
         {"id": 9, "topic": "raw"}
     ]
@@ -242,7 +260,10 @@ def test_a_hub_data_set_is_read_by_configuration_and_split_at_a_commit(
     assert [file.rows for file in one.files] == [2, 4]
     for changes, message in (
         ({}, "input.split: found no split; expected one of train, test"),
-        ({"input__config": "ra"}, "input.config: found 'ra'; did you mean 'raw'? expected one of default"),
+        (
+            {"input__config": "ra"},
+            "input.config: found 'ra'; did you mean 'raw'? expected one of default",
+        ),
         ({"input__split": "train", "input__revision": "v9"}, "cannot be read: "),
     ):
         with pytest.raises(DataError) as caught:
@@ -283,7 +304,9 @@ def test_splits_follow_the_names_of_files_where_the_card_has_none(
 def test_data_files_of_a_card_are_globs_lists_and_folders() -> None:
     paths = ["en/train/a.parquet", "en/b.parquet", "fr/a.parquet", "fr/x.txt"]
     assert splits_of_config({"data_files": "en/*.parquet"}, paths) == {"train": ["en/b.parquet"]}
-    assert splits_of_config({"data_files": "**/a.parquet"}, paths) == {"train": [paths[0], paths[2]]}
+    assert splits_of_config({"data_files": "**/a.parquet"}, paths) == {
+        "train": [paths[0], paths[2]]
+    }
     given = [{"split": "all", "path": ["fr/*.parquet", "en/b.parquet"]}]
     assert splits_of_config({"data_files": given}, paths) == {"all": [paths[2], paths[1]]}
     assert splits_of_config({"data_dir": "fr"}, paths) == {"train": ["fr/a.parquet"]}

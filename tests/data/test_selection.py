@@ -1,4 +1,4 @@
-"""Filter, sample, shuffle and limit: which rows a plan takes, against plain Python over all rows."""
+"""Filter, sample, shuffle and limit: which rows a plan takes, against plain Python."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_a_filter_takes_the_rows_for_which_it_holds_and_counts_the_others(folder
 
 
 def test_derived_ids_name_the_place_in_the_file_whatever_was_filtered(folder: Path) -> None:
-    pipeline, made = planned(folder, id=None, where="topic in ['topic 3', 'topic 150']", columns=["topic"])
+    pipeline, made = planned(
+        folder, id=None, where="topic in ['topic 3', 'topic 150']", columns=["topic"]
+    )
     assert ids(pipeline, made) == ["1.parquet:3", "2.parquet:30"]
 
 
@@ -114,9 +116,7 @@ def test_a_shuffle_is_another_order_of_the_same_rows_and_the_seed_decides(folder
     assert shuffled != straight
     assert sorted(shuffled) == sorted(straight)
     assert taken(*planned(folder, shuffle=True)) == shuffled
-    other = make_pipeline(
-        folder, {"input.path": "?.parquet", "seed": 1, "input.shuffle": True}
-    )
+    other = make_pipeline(folder, {"input.path": "?.parquet", "seed": 1, "input.shuffle": True})
     assert taken(other, plan(other)) != shuffled
 
 
@@ -163,7 +163,7 @@ def test_ids_need_be_unique_among_the_rows_taken_alone(tmp_path: Path) -> None:
     assert ids(*planned(tmp_path, where="topic in ['1', '4']")) == ["a", "b"]
     with pytest.raises(DataError, match="more than one row with the id 'a'"):
         planned(tmp_path, where="topic != '3'")
-    with pytest.raises(DataError, match="is null, first in .* row 2"):
+    with pytest.raises(DataError, match=r"is null, first in .* row 2"):
         planned(tmp_path, where="topic in ['3', '4']")
 
 
@@ -194,5 +194,7 @@ def test_an_input_that_changes_what_a_filter_takes_is_noticed(folder: Path) -> N
     table = pq.read_table(folder / "2.parquet")
     changed = table.set_column(2, "n", pa.nulls(len(table), pa.int64()))
     pq.write_table(changed, folder / "2.parquet", row_group_size=GROUP)
-    with pytest.raises(DataError, match="input.where takes 0 rows, 30 were planned; the file changed"):
+    with pytest.raises(
+        DataError, match=r"input\.where takes 0 rows, 30 were planned; the file changed"
+    ):
         taken(pipeline, made)

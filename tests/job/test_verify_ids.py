@@ -125,3 +125,41 @@ def test_many_rows_are_remembered_in_a_few_bytes_each() -> None:
         tracemalloc.stop()
     assert held < 10 * 100_000
     assert list(seen.duplicates(lambda key: [])) == []
+
+
+@pytest.fixture
+def selected(tmp_path: Path) -> Store:
+    """A complete job over a filtered, sampled, shuffled and limited input."""
+    path = write_job(tmp_path, [f"topic {n}" for n in range(40)])
+    table = pq.read_table(tmp_path / "in.parquet")
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=10)
+    document = yaml.safe_load(path.read_text())
+    document["input"] |= {
+        "where": "n % 4 != 1 and n < 29",
+        "sample": 15,
+        "shuffle": True,
+        "limit": 9,
+    }
+    path.write_text(yaml.safe_dump(document))
+    run_in_process(load_job(path))
+    return open_store(str(tmp_path / "out"))
+
+
+def test_a_selection_is_proved_from_the_input(selected: Store) -> None:
+    report = verify(selected)
+    assert (report.ok, report.not_compared, report.rows_in) == (True, "", 18)
+    assert report.account == (
+        "40 rows in the input: 9 planned, 18 dropped by input.where, 7 left out by input.sample, "
+        "6 beyond input.limit"
+    )
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_a_plan_that_hides_rows_behind_a_filter_is_found(selected: Store, group: int) -> None:
+    """Also in a group that gives no rows at all, which no shard would look at."""
+    document = json.loads(selected.get("_job/plan.json") or b"")
+    [file] = document["plan"]["files"]
+    file["groups"][group]["chosen"] += 1
+    document["plan"]["counts"]["unsampled"] -= 1
+    selected.put_replace("_job/plan.json", json.dumps(document).encode())
+    assert ("mismatch", "_job/plan.json") in found(verify(selected))
