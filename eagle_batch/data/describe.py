@@ -18,8 +18,8 @@ from eagle_batch.data.schema import output_schema, schema_problems
 from eagle_batch.data.sources import DataSet, InputFile, survey
 from eagle_batch.data.templates import StageTemplate, compile_stages
 from eagle_batch.data.typed import untyped_reason
-from eagle_batch.engine.grammars import grammar_problem
 from eagle_batch.data.where import RowFilter
+from eagle_batch.engine.grammars import grammar_problem
 from eagle_batch.errors import ConfigError, RequestError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
