@@ -72,14 +72,12 @@ class Summary:
         first, last = min(self.ratios), max(self.ratios)
         top = max(self.ratios, key=lambda batch: self.ratios[batch])
         if self.break_even.batch is not None:
-            rows = f"{self.break_even.batch:.0f}"
+            rows = "1 row" if self.break_even.batch < 1.5 else f"{self.break_even.batch:.0f} rows"
             side = "up to" if self.break_even.pays_at_first else "from"
-            return (
-                f"drafting pays {side} about {rows} rows in the batch, most with {top} "
-                f"({self.ratios[top]:.2f} times)"
-            )
+            best = f"most at batch {top} ({self.ratios[top]:.2f} times)"
+            return f"drafting pays {side} about {rows}, {best}"
         if self.break_even.pays_at_last:
-            return f"drafting pays at every batch from {first} to {last}, most with {top}"
+            return f"drafting pays at every batch from {first} to {last}, most at {top}"
         return "drafting pays at no batch measured, so decode plainly or train a better head"
 
 

@@ -20,6 +20,7 @@ class Counters:
         self._row_passes = 0
         self._round_tokens = 0
         self._passes_by_shape: dict[str, int] = {}
+        self._passes_by_rows: dict[str, int] = {}
         self._drafted_at = [0] * depth
         self._accepted_at = [0] * depth
 
@@ -27,6 +28,8 @@ class Counters:
         """Count one verification pass that accepted so many drafted tokens in each row."""
         self._target_passes += 1
         self._passes_by_shape[shape] = self._passes_by_shape.get(shape, 0) + 1
+        kind = f"{1 << (len(accepted) - 1).bit_length()} {shape}"
+        self._passes_by_rows[kind] = self._passes_by_rows.get(kind, 0) + 1
         self._row_passes += len(accepted)
         self._round_tokens += sum(accepted) + len(accepted)
         for level in range(depth):
@@ -47,6 +50,7 @@ class Counters:
             accepted_at=tuple(self._accepted_at),
             slot_passes=self._target_passes * self._slots,
             passes_by_shape=tuple(sorted(self._passes_by_shape.items())),
+            passes_by_rows=tuple(sorted(self._passes_by_rows.items())),
             prefill_s=clock.seconds["prefill"],
             draft_s=clock.seconds["draft"],
             verify_s=clock.seconds["verify"],

@@ -234,6 +234,8 @@ class EngineMetrics:
     slot_passes: int = 0
     #: Verification passes by the shape of their draft, "plain" or "depth,width,nodes".
     passes_by_shape: tuple[tuple[str, int], ...] = ()
+    #: The same by "rows shape", rows being the highest of its kind: 1, 2, 4, 8, ...
+    passes_by_rows: tuple[tuple[str, int], ...] = ()
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -259,7 +261,7 @@ class EngineMetrics:
         values: dict[str, Any] = {}
         for item in fields(self):
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.name == "passes_by_shape":
+            if item.name in {"passes_by_shape", "passes_by_rows"}:
                 values[item.name] = _combine_by_name(mine, theirs, sign)
             elif isinstance(mine, tuple):
                 values[item.name] = _combine_by_depth(mine, theirs, sign)

@@ -17,7 +17,7 @@ from eagle_batch.job.lengths import Lengths
 from eagle_batch.job.reports import PumpReport, WorkerInfo
 
 #: Seconds between two points of the time series, at first.
-SAMPLE_S = 2.0
+SAMPLE_S = 1.0
 #: Points that are kept; then every two become one and the distance doubles.
 MOST_POINTS = 600
 #: Seconds over which the shown speed is averaged.
@@ -53,6 +53,9 @@ class Snapshot:
 @dataclass(slots=True)
 class _WorkerTotals:
     info: WorkerInfo
+    #: Seconds of the run at which it was ready and, where it was lost, gone.
+    ready_at: float
+    lost_at: float | None = None
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     units: int = 0
     unit_tokens: int = 0
@@ -65,9 +68,16 @@ class _WorkerTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
+    """Counters at one moment; differences of two tell of the time between."""
+
     at: float
     tokens: int
     units: int
+    row_passes: int = 0
+    slot_passes: int = 0
+    round_tokens: int = 0
+    #: Passes of the target by the shape of their draft.
+    passes: dict[str, int] = field(default_factory=dict)
 
 
 class Meter:
@@ -94,13 +104,15 @@ class Meter:
 
     def started(self, worker: int, info: WorkerInfo) -> None:
         """Note a worker that is ready."""
-        self._workers[worker] = _WorkerTotals(info)
+        self._workers[worker] = _WorkerTotals(info, self._clock() - self._begun)
         self._alive.add(worker)
         if self._generating is None:
             self._generating = self._clock()
 
     def lost(self, worker: int) -> None:
         """Note a worker that is gone; what it generated stays counted."""
+        if worker in self._alive:
+            self._workers[worker].lost_at = self._clock() - self._begun
         self._alive.discard(worker)
 
     def pumped(self, worker: int, report: PumpReport) -> None:
@@ -121,7 +133,7 @@ class Meter:
 
     def _sample(self) -> None:
         now = self._clock() - self._begun
-        point = _Point(now, self._total.completion_tokens, self._units)
+        point = self._point(now)
         if len(self._recent) > 1 and now - self._recent[-2].at < RECENT_S:
             self._recent.pop()
         self._recent.append(point)
@@ -132,6 +144,12 @@ class Meter:
         if len(self._series) > MOST_POINTS:
             self._series = self._series[::2]
             self._distance *= 2
+
+    def _point(self, at: float) -> _Point:
+        total = self._total
+        passes = dict(total.passes_by_shape)
+        gained = total.row_passes, total.slot_passes, total.round_tokens
+        return _Point(at, total.completion_tokens, self._units, *gained, passes)
 
     def total(self) -> EngineMetrics:
         """Return the counters of all workers of this run."""
@@ -238,6 +256,8 @@ def _worker_document(number: int, totals: _WorkerTotals) -> dict[str, Any]:
         "rows": totals.units,
         "tokens": tokens,
         "pump_seconds": totals.pump_s,
+        "ready_at": totals.ready_at,
+        "lost_at": totals.lost_at,
         "slots": totals.slots,
         "notices": list(totals.notices),
         "tokens_per_s": tokens / totals.pump_s if totals.pump_s else 0.0,

@@ -3,81 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
-
-from markupsafe import Markup
 
 from eagle_batch.report import plots
 from eagle_batch.report.output import Failures, OutputFacts
+from eagle_batch.report.over_time import choices, gains, occupancy, throughput
+from eagle_batch.report.parts import Card, Column, Table, svg
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
+from eagle_batch.report.stretches import stretches
 
 #: Characters of a text in a table.
 CELL = 160
-#: Stretches of the timeline whose averages are shown.
-STRETCHES = 60
-#: Draft shapes that are shown, the most used ones.
-MOST_SHAPES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table."""
-
-    name: str
-    number: bool = False
-    text: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of texts."""
-
-    head: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One part of the page."""
-
-    title: str
-    note: str = ""
-    svg: Markup | None = None
-    #: What the plot shows, for those who do not see it.
-    alt: str = ""
-    table: Table | None = None
-    wide: bool = False
+#: Workers that have a bar of their own; of more, their number is drawn.
+MOST_LANES = 12
 
 
 def make_cards(facts: OutputFacts, statistics: RowStatistics, failures: Failures) -> list[Card]:
     """Return the cards for which there is something to show."""
-    occupancy, acceptance = _over_time(facts)
-    cards = [*_throughput(facts), *occupancy, *_positions(facts), *acceptance]
-    cards += [*_time(facts), *_stages(statistics), *_lengths(statistics), *_workers(facts)]
-    cards += _shapes(facts)
-    cards += [*_failures(failures), *_worker_tables(facts)]
-    return [*cards, *_notable(statistics), *_runs(facts)]
-
-
-def _svg(markup: str) -> Markup:
-    return Markup(markup)  # noqa: S704 - drawn by us; matplotlib escapes every label
-
-
-def _throughput(facts: OutputFacts) -> Iterator[Card]:
-    document = facts.metrics
-    points = [(point["at"], point["tokens"]) for point in document["series"]] if document else []
-    if document is None or len(points) < 3 or points[-1][0] <= points[0][0]:
-        return
-    average = document["tokens_per_s"]
-    yield Card(
-        "Throughput",
-        "Generated tokens a second in the last run.",
-        _svg(plots.throughput(points, average)),
-        f"{average:,.1f} tokens a second on average",
-    )
+    found = stretches(facts.metrics["series"] if facts.metrics else [])
+    cards = [*throughput(facts, found), *_positions(facts), *gains(found)]
+    cards += [*choices(facts), *occupancy(found), *_stages(statistics), *_time(facts)]
+    cards += [*_lengths(statistics), *_workers(facts), *_failures(failures)]
+    return [*cards, *_worker_tables(facts), *_notable(statistics), *_runs(facts)]
 
 
 def _time(facts: OutputFacts) -> Iterator[Card]:
@@ -87,7 +35,7 @@ def _time(facts: OutputFacts) -> Iterator[Card]:
         yield Card(
             "Where the time went",
             "Of the engines' time: reading prompts, drafting, verifying, everything else.",
-            _svg(plots.split("time", shares)),
+            svg(plots.split("time", shares)),
             ", ".join(f"{name} {value:.1%}" for name, value in shares),
         )
 
@@ -98,7 +46,7 @@ def _positions(facts: OutputFacts) -> Iterator[Card]:
         yield Card(
             "Accepted by position",
             "Share of the rounds that drafted this position and had it accepted.",
-            _svg(plots.shares("positions", rates)),
+            svg(plots.shares("positions", rates)),
             ", ".join(f"position {n}: {rate:.0%}" for n, rate in enumerate(rates, 1)),
         )
 
@@ -109,66 +57,9 @@ def _stages(statistics: RowStatistics) -> Iterator[Card]:
         yield Card(
             "Tokens a target pass, by stage",
             "The bonus token included. The line is plain decoding, 1.00.",
-            _svg(plots.bars("stages", stages, ".2f", base=1.0)),
+            svg(plots.bars("stages", stages, ".2f", base=1.0)),
             ", ".join(f"{name} {value:.2f}" for name, value in stages),
         )
-
-
-def _shapes(facts: OutputFacts) -> Iterator[Card]:
-    """Show what the controller chose; a fixed shape needs no picture."""
-    passes = facts.metrics["engine"].get("passes_by_shape", []) if facts.metrics else []
-    total = sum(count for _, count in passes)
-    if len(passes) < 2 or not total:
-        return
-    ordered = sorted(passes, key=lambda item: -item[1])[:MOST_SHAPES]
-    shares = [(name, count / total) for name, count in ordered]
-    yield Card(
-        "Draft shapes",
-        "Share of the target's passes that checked a draft of each shape; see speculation.method.",
-        _svg(plots.bars("shapes", shares, ".1%")),
-        ", ".join(f"{name} {share:.1%}" for name, share in shares),
-    )
-
-
-def _over_time(facts: OutputFacts) -> tuple[list[Card], list[Card]]:
-    occupancy, acceptance = _differences(facts)
-    if len(occupancy) < 3:
-        return [], []
-    slots = Card(
-        "Slots in use",
-        "Share of the batch that held a row. It falls where rows run out, at the end.",
-        _svg(plots.over_time("occupancy", occupancy, percent=True)),
-        f"from {occupancy[0][1]:.0%} to {occupancy[-1][1]:.0%}",
-    )
-    lengths = Card(
-        "Tokens a target pass, over time",
-        "What one row gains in one pass of the target.",
-        _svg(plots.over_time("lengths", acceptance, colour=2)),
-        f"from {acceptance[0][1]:.2f} to {acceptance[-1][1]:.2f}",
-    )
-    return [slots], [lengths]
-
-
-def _differences(facts: OutputFacts) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Return occupancy and acceptance of each stretch, from what was noted as averages so far.
-
-    tokens / acceptance is the number of row passes, and that / occupancy the number of slot passes.
-    """
-    noted = facts.timeline["points"] if facts.timeline else []
-    counts = []
-    for point in noted:
-        if point["acceptance_length"] and point["occupancy"]:
-            rows = point["tokens"] / point["acceptance_length"]
-            counts.append((point["at"], point["tokens"], rows, rows / point["occupancy"]))
-    step = max(1, len(counts) // STRETCHES)
-    occupancy, acceptance = [], []
-    for before, after in pairwise(counts[::step]):
-        at, tokens, rows, slots = (b - a for a, b in zip(before, after, strict=True))
-        if at > 0 and rows > 0 and slots > 0:
-            middle = before[0] + at / 2
-            occupancy.append((middle, min(1.0, rows / slots)))
-            acceptance.append((middle, tokens / rows))
-    return occupancy, acceptance
 
 
 def _lengths(statistics: RowStatistics) -> Iterator[Card]:
@@ -184,31 +75,33 @@ def _lengths(statistics: RowStatistics) -> Iterator[Card]:
     yield Card(
         "Completion length",
         f"{some}Mean tokens: {means}. How they ended: {ends}.",
-        _svg(plots.histogram("completions", series)),
+        svg(plots.histogram("completions", series)),
         f"mean tokens {means}",
     )
 
 
 def _workers(facts: OutputFacts) -> Iterator[Card]:
-    timeline = facts.timeline
-    if timeline is None or not timeline["points"]:
+    document, timeline = facts.metrics, facts.timeline
+    if document is None or not document["workers"]:
         return
-    points = [(point["at"], point["workers"]) for point in timeline["points"]]
-    marks = [remark["at"] for remark in timeline["remarks"] if _is_failure(remark["text"])]
-    if points[-1][0] > 0:
-        yield Card(
-            "Workers ready",
-            "A triangle marks a worker that was lost or did not start, or a shard that failed.",
-            _svg(plots.workers(points, marks)),
-            f"at most {max(count for _, count in points)}; {len(marks)} failures",
-        )
+    remarks = timeline["remarks"] if timeline else []
+    marks = [remark["at"] for remark in remarks if _is_failure(remark["text"])]
+    points = [(point["at"], point["workers"]) for point in timeline["points"]] if timeline else []
+    note = "A triangle marks a worker that was lost"
+    alt = f"{len(document['workers'])} workers; {len(marks)} failures"
+    if len(document["workers"]) <= MOST_LANES:
+        lives = [(str(w["worker"]), w["ready_at"], w["lost_at"]) for w in document["workers"]]
+        yield Card("Workers", f"{note}.", svg(plots.lanes(lives, document["seconds"])), alt)
+    elif points and points[-1][0] > 0:
+        text = f"{note} or did not start, or a shard that failed."
+        yield Card("Workers ready", text, svg(plots.workers(points, marks)), alt)
 
 
 def _worker_tables(facts: OutputFacts) -> Iterator[Card]:
     if facts.metrics is not None and facts.metrics["workers"]:
         head = _columns("worker", "where", "device", numbers=("rows", "tokens", "tokens/s"))
         rows = tuple(map(_worker_row, facts.metrics["workers"]))
-        yield Card("Workers", table=Table(head, rows), wide=True)
+        yield Card("What each worker made", table=Table(head, rows), wide=True)
     if facts.timeline is not None and facts.timeline["remarks"]:
         remarks = facts.timeline["remarks"]
         lines = tuple((duration(each["at"]), _cell(each["text"])) for each in remarks)
@@ -234,7 +127,7 @@ def _failures(failures: Failures) -> Iterator[Card]:
         "Quarantined rows by reason",
         _some(failures.read, failures.objects)
         + "They are in errors/*.parquet, each with its input row.",
-        _svg(plots.bars("reasons", [(r, float(n)) for r, n in ordered], ",.0f", bad=True)),
+        svg(plots.bars("reasons", [(r, float(n)) for r, n in ordered], ",.0f", bad=True)),
         ", ".join(f"{reason} {count:,}" for reason, count in ordered),
     )
     head = (Column("reason"), Column("rows", number=True), *_columns("first row", "stage"))

@@ -12,8 +12,9 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from eagle_batch.report.cards import Card, make_cards
+from eagle_batch.report.cards import make_cards
 from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_failures
+from eagle_batch.report.parts import Card
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowStatistics, read_statistics
 
@@ -98,15 +99,18 @@ def _tiles(facts: OutputFacts, price: float | None) -> list[Tile]:
         Tile(f"{engine['acceptance_length']:.2f}", "tokens a row gains in one target pass"),
         Tile(f"{engine['occupancy']:.0%}", "of the slots in use"),
         Tile(duration(seconds), f"generating, {_workers(facts.metrics)}"),
-        Tile(_compact(_tokens_an_hour(facts.metrics)), f"tokens a {_device(facts.metrics)}-hour"),
+        Tile(_compact(_tokens_an_hour(facts.metrics)), _hour_label(facts.metrics, price)),
     ]
-    speed = _tokens_an_hour(facts.metrics)
-    if price is not None and speed:
-        cost = f"{1e6 * price / speed:,.2f}"
-        tiles.append(
-            Tile(cost, f"for a million tokens, at {price:g} a {_device(facts.metrics)}-hour")
-        )
     return tiles
+
+
+def _hour_label(document: dict[str, Any], price: float | None) -> str:
+    """Name the unit that money is counted in and, where its price is known, what tokens cost."""
+    device, speed = _device(document), _tokens_an_hour(document)
+    label = f"tokens a {device}-hour"
+    if price is None or not speed:
+        return label
+    return f"{label}: {1e6 * price / speed:,.2f} for a million tokens, at {price:g} a {device}-hour"
 
 
 def _workers(document: dict[str, Any]) -> str:

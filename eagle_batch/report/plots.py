@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from eagle_batch.report.stretches import PLAIN, Stretch, by_use, shape_label
 
 #: Placeholder colour in the figure -> CSS variable in the page.
 COLOURS = {
@@ -27,10 +30,18 @@ COLOURS = {
     "#0a0003": "--c3",
     "#0a0004": "--c4",
     "#0a0005": "--bad",
+    "#0a0006": "--c5",
+    "#0a0007": "--c6",
+    "#0a0008": "--c0",
 }
 INK, SOFT, RULE = "#010203", "#010204", "#010205"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 BAD = "#0a0005"
+#: Plain decoding, then drafts, the most used first.
+GREY = "#0a0008"
+DRAFTS = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0006", "#0a0007")
+#: Inches of a figure that is as wide as the page.
+WIDE = (9.9, 3.6)
 #: Inches of one figure; a point is a CSS pixel and a third.
 SIZE = (4.7, 2.55)
 STYLE: dict[Any, Any] = {
@@ -60,9 +71,14 @@ STYLE: dict[Any, Any] = {
 
 def draw(name: str, paint: Callable[[Axes], None], height: float = SIZE[1]) -> str:
     """Return one figure as SVG markup; `name` makes its ids unique within a page."""
+    return draw_figure(name, lambda figure: paint(figure.subplots()), (SIZE[0], height))
+
+
+def draw_figure(name: str, paint: Callable[[Figure], None], size: tuple[float, float]) -> str:
+    """Return a figure of one or more axes as SVG markup."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
-        paint(figure.subplots())
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
         out = io.StringIO()
         nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
@@ -83,31 +99,84 @@ def _inline(svg: str, name: str) -> str:
     return re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
 
 
-def throughput(points: Sequence[tuple[float, int]], average: float) -> str:
-    """Return tokens per second over time, from (seconds, tokens so far)."""
-    middles, rates = _rates(points)
+def throughput(found: Sequence[Stretch], average: float, switched: Sequence[float]) -> str:
+    """Return tokens per second over time in two colours, above the shares of the draft shapes."""
+
+    def paint(figure: Figure) -> None:
+        rate, drafts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
+        _rates(rate, found, average)
+        rate.set_ylim(bottom=0)
+        rate.tick_params(labelbottom=False)
+        for at in switched:
+            for axes in (rate, drafts):
+                axes.axvline(at, color=SOFT, linestyle=":", linewidth=1.0)
+        _shares_over_time(drafts, found)
+        _time(drafts, found[-1].end)
+        figure.legend(loc="outside upper left", ncols=5)
+
+    return draw_figure("throughput", paint, WIDE)
+
+
+def _rates(axes: Axes, found: Sequence[Stretch], average: float) -> None:
+    for drafted, colour, label in ((True, DRAFTS[0], "with drafts"), (False, GREY, "plain")):
+        own = [stretch for stretch in found if stretch.drafts == drafted]
+        widths = [stretch.end - stretch.begin for stretch in own]
+        begins, heights = [s.begin for s in own], [s.tokens_per_s for s in own]
+        if own:
+            axes.bar(begins, heights, widths, align="edge", color=colour, alpha=0.35, linewidth=0)
+            axes.plot([], [], color=colour, alpha=0.6, linewidth=6, label=label)
+    edges = [found[0].begin, *(stretch.end for stretch in found)]
+    axes.stairs([stretch.tokens_per_s for stretch in found], edges, color=INK, linewidth=1.1)
+    text = f"average {average:,.1f}"
+    axes.axhline(average, color=SERIES[1], linestyle="--", linewidth=1.3, label=text)
+    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.set_ylabel("tokens/s")
+
+
+def _shares_over_time(axes: Axes, found: Sequence[Stretch]) -> None:
+    total: Counter[str] = sum((Counter(s.passes) for s in found), Counter())
+    bottoms = np.zeros(len(found))
+    widths = [stretch.end - stretch.begin for stretch in found]
+    for shape, colour in _coloured(by_use(total, len(DRAFTS))):
+        shares = [s.passes.get(shape, 0) / max(1, sum(s.passes.values())) for s in found]
+        begins = [stretch.begin for stretch in found]
+        # Edges in the bars' own colour close the hairlines between them.
+        axes.bar(begins, shares, widths, bottoms, align="edge", color=colour, edgecolor=colour)
+        bottoms += shares
+    axes.set_ylim(0, 1)
+    axes.set_yticks([])
+    axes.set_ylabel("drafts")
+    axes.grid(visible=False)
+
+
+def _coloured(shapes: Sequence[str]) -> list[tuple[str, str]]:
+    colours = iter(DRAFTS)
+    return [(shape, GREY if shape == PLAIN else next(colours)) for shape in shapes]
+
+
+def choices(rows: Sequence[tuple[str, dict[str, float]]], shapes: Sequence[str]) -> str:
+    """Return the share of each shape, by what there was in the batch; the first on top."""
 
     def paint(axes: Axes) -> None:
-        axes.fill_between(middles, rates, color=SERIES[0], alpha=0.15, linewidth=0)
-        axes.plot(middles, rates, color=SERIES[0], label="tokens/s")
-        axes.axhline(average, color=SERIES[1], linestyle="--", linewidth=1.3, label="average")
-        axes.set_ylim(bottom=0)
-        _time(axes, middles[-1])
-        axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
-        axes.legend(loc="lower right", ncols=2)
+        labels = [label for label, _ in rows]
+        lefts = np.zeros(len(rows))
+        for shape, colour in _coloured(shapes):
+            shares = [share.get(shape, 0.0) for _, share in rows]
+            text = shape_label(shape)
+            axes.barh(labels, shares, 0.6, lefts, color=colour, linewidth=0, label=text)
+            lefts += shares
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.set_ylabel("rows in the batch")
+        axes.grid(visible=False)
+        axes.tick_params(axis="y", length=0)
+        for side in ("left", "bottom"):
+            axes.spines[side].set_visible(False)
+        axes.figure.legend(loc="outside lower center", ncols=3)
 
-    return draw("throughput", paint)
-
-
-def _rates(points: Sequence[tuple[float, int]], most: int = 60) -> tuple[list[float], list[float]]:
-    """Return middles and rates of at most so many stretches of equal length."""
-    first, last = points[0][0], points[-1][0]
-    at = np.array([point[0] for point in points])
-    total = np.array([point[1] for point in points], dtype=float)
-    edges = np.linspace(first, last, min(most, len(points)))
-    counts = np.interp(edges, at, total)
-    rates = np.diff(counts) / np.maximum(np.diff(edges), 1e-9)
-    return list((edges[:-1] + edges[1:]) / 2), list(rates)
+    lines = -(-len(shapes) // 3)
+    return draw("choices", paint, height=max(1.9, 0.75 + 0.36 * len(rows) + 0.22 * lines))
 
 
 def over_time(
@@ -156,7 +225,7 @@ def bars(
         drawn = axes.barh(labels, values, color=BAD if bad else SERIES[2], height=0.55)
         texts = [format(value, form) for value in values]
         axes.bar_label(drawn, texts, padding=4, fontsize=8.5)
-        axes.invert_yaxis()
+        axes.set_ylim(max(len(items), 2) - 0.45, -0.55)
         if base is not None:
             axes.axvline(base, color=SOFT, linestyle="--", linewidth=1.0)
         axes.set_xlim(0, max(values) * 1.18 or 1.0)
@@ -165,7 +234,7 @@ def bars(
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
 
-    return draw(name, paint, height=max(1.1, 0.62 + 0.38 * len(items)))
+    return draw(name, paint, height=0.45 + 0.36 * max(len(items), 2))
 
 
 def split(name: str, items: Sequence[tuple[str, float]]) -> str:
@@ -182,7 +251,7 @@ def split(name: str, items: Sequence[tuple[str, float]]) -> str:
         axes.set_axis_off()
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2)
 
-    return draw(name, paint, height=1.35)
+    return draw(name, paint, height=1.25)
 
 
 def histogram(name: str, series: Sequence[tuple[str, np.ndarray]]) -> str:
@@ -198,7 +267,7 @@ def histogram(name: str, series: Sequence[tuple[str, np.ndarray]]) -> str:
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
         if len(series) > 1:
-            axes.legend(loc="upper right")
+            axes.figure.legend(loc="outside upper right", ncols=4)
 
     return draw(name, paint)
 
@@ -217,6 +286,25 @@ def workers(points: Sequence[tuple[float, int]], marks: Sequence[float]) -> str:
         _time(axes, points[-1][0])
 
     return draw("workers", paint)
+
+
+def lanes(lives: Sequence[tuple[str, float, float | None]], end: float) -> str:
+    """Return a bar for the life of each worker, with a triangle where it was lost."""
+
+    def paint(axes: Axes) -> None:
+        for place, (_, ready, lost) in enumerate(lives):
+            until = end if lost is None else lost
+            axes.barh([place], [until - ready], left=ready, height=0.55, color=SERIES[2], alpha=0.8)
+            if lost is not None:
+                axes.plot([lost], [place], marker="v", markersize=8, color=BAD, clip_on=False)
+        axes.set_yticks(range(len(lives)), [name for name, _, _ in lives])
+        axes.set_ylim(len(lives) - 0.4, -0.6)
+        axes.set_ylabel("worker")
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        _time(axes, end)
+
+    return draw("workers", paint, height=min(3.6, 0.75 + 0.3 * len(lives)))
 
 
 def _time(axes: Axes, last: float) -> None:

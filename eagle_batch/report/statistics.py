@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from eagle_batch.report.measures import measures
 from eagle_batch.report.output import MOST_OBJECTS, Objects, OutputFacts, read_table, spread
+from eagle_batch.report.spans import pieces, stage_spans
 
 #: Rows in each list, and rows that are shown as samples.
 LISTED = 8
@@ -53,6 +54,13 @@ class RowNote:
     #: Column -> text: what was passed through, then the stages' texts.
     inputs: dict[str, str]
     texts: dict[str, str]
+    #: Stage -> characters that were drafted and the target's own, in turn; see `spans`.
+    spans: dict[str, list[int]]
+
+    def pieces(self, stage: str) -> list[tuple[str, bool]]:
+        """Return a stage's text in pieces, each with whether it was drafted."""
+        text = self.texts[stage]
+        return list(pieces(text, self.spans[stage])) if stage in self.spans else [(text, False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,9 @@ def _note(row: dict[str, Any], facts: OutputFacts) -> RowNote:
     inputs = {name: _short(row[name]) for name in passed}
     texts = {name: _short(row[name]) for name in facts.stages}
     acceptance = tokens / max(1, passes)
-    return RowNote(row["id"], row["sample"], tokens, passes, acceptance, inputs, texts)
+    found = {name: stage_spans(row, name) for name in facts.stages}
+    spans = {name: characters for name, characters in found.items() if characters is not None}
+    return RowNote(row["id"], row["sample"], tokens, passes, acceptance, inputs, texts, spans)
 
 
 def _short(value: object) -> str:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -177,10 +178,16 @@ def test_a_drawing_of_nothing_is_a_drawing() -> None:
     assert "<svg" in plots.workers([(0.0, 0), (0.5, 0)], [0.1])
 
 
+def point(at: int, passes: dict[str, int]) -> dict[str, Any]:
+    """A point of a run that makes 7 tokens a second, 14 a pass, with 3 of 4 slots in use."""
+    counts = {"tokens": at * 7, "units": 0, "round_tokens": 14 * at, "row_passes": 3 * at}
+    return {"at": at, "slot_passes": 4 * at, "passes": passes} | counts
+
+
 def test_hours_of_work_are_shown_in_hours(tmp_path: Path) -> None:
     store = finished(tmp_path, ["a", "b"])
     document = json.loads(store.get("_job/metrics.json") or b"")
-    document["series"] = [{"at": at, "tokens": at * 7, "units": 0} for at in range(0, 40_000, 900)]
+    document["series"] = [point(at, {"plain": at}) for at in range(0, 40_000, 900)]
     store.put_replace("_job/metrics.json", json.dumps(document).encode())
     assert "hours" in Page(render_report(store)).text
 
@@ -198,14 +205,40 @@ def test_a_price_becomes_the_cost_of_a_million_tokens(tmp_path: Path) -> None:
     assert "5.00 for a million tokens, at 2.5 a GPU-hour" in text
 
 
-def test_the_shapes_that_were_chosen_are_shown_where_there_was_a_choice(tmp_path: Path) -> None:
+def test_the_drafts_that_were_chosen_are_shown_where_there_was_a_choice(tmp_path: Path) -> None:
     store = finished(tmp_path, ["a", "b"])
     document = json.loads(store.get("_job/metrics.json") or b"")
-    assert "Draft shapes" not in Page(render_report(store)).text
-    document["engine"]["passes_by_shape"] = [["chain 2", 30], ["plain", 90]]
+    assert "Drafts chosen" not in Page(render_report(store)).text
+    kinds = [["4 4,1,4", 30], ["4 plain", 60], ["8 plain", 30]]
+    document["engine"]["passes_by_rows"] = kinds
     store.put_replace("_job/metrics.json", json.dumps(document).encode())
-    labels = [value for _, value in Page(render_report(store)).attributes]
-    assert "Draft shapes: plain 75.0%, chain 2 25.0%" in labels
+    page = Page(render_report(store))
+    labels = [value for _, value in page.attributes]
+    assert "Drafts chosen, by rows in the batch: plain 75.0%, chain of 4 25.0%" in labels
+    assert "3-4" in page.text
+    assert "5-8" in page.text
+
+
+def test_phases_and_switches_of_a_run_are_told(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    document["series"] = [
+        point(at, {"plain": min(at, 50), "4,4,8": max(0, at - 50)}) for at in range(0, 101, 2)
+    ]
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    page = Page(render_report(store))
+    assert "The draft of most passes changed once; dotted lines mark it." in page.text
+    for words in ("with drafts", "plain", "Slots in use", "Tokens a target pass, over time"):
+        assert words in page.text
+    labels = [value for _, value in page.attributes]
+    assert "Slots in use: from 75% to 75%" in labels
+
+
+def test_drafted_parts_of_the_samples_are_shaded(tmp_path: Path) -> None:
+    markup = render_report(finished(tmp_path, ["a"], output={"spans": True}))
+    assert '<span class="drafted">' in markup
+    bare = render_report(finished(tmp_path / "bare", ["a"]))
+    assert '<span class="drafted">' not in bare
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
