@@ -45,7 +45,15 @@ ARROWS = {
 
 #: library -> where it may be imported, at any depth of the code.
 LIBRARIES = {
-    "ray": {"job/pool.py", "job/submit.py", "job/cluster.py", "job/telemetry.py"},
+    # The pool and what it is made of: processes, nodes, the session; and the Jobs API.
+    "ray": {
+        "job/pool.py",
+        "job/actor.py",
+        "job/nodes.py",
+        "job/session.py",
+        "job/cluster.py",
+        "job/telemetry.py",
+    },
     "llguidance": {"engine/grammars.py"},
     "torch": {"models/", "engine/", "training/", "demo.py"},
     "transformers": {"models/", "engine/", "training/", "demo.py"},

@@ -31,11 +31,15 @@ from eagle_batch.job.events import (
     Interrupted,
     JobStarted,
     QuarantineTask,
+    RoomChanged,
     StartWorker,
+    Starved,
+    StopWorker,
     TaskClosed,
     TaskCommitted,
     TaskFailed,
     TasksSlow,
+    WorkerDraining,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
@@ -79,6 +83,8 @@ class Coordinator:
         self._numbers = count()
         self._hedges = 0
         self._start_failures = 0
+        #: Workers that are wanted now, were there tasks for all.
+        self._wanted = rules.workers
         for key, (rows, errors) in done.items():
             self._finish(self.entries[key], State.DONE, rows, errors)
         waiting = [e for e in self.entries.values() if e.state is State.PENDING]
@@ -98,10 +104,10 @@ class Coordinator:
         if self.ended is None:
             commands += self._end_if_over()
         if self.ended is None:
-            commands += self._staff() + self._hand_out()
+            commands += self._staff() + self._hand_out() + self._release_workers()
         return commands
 
-    def _dispatch(self, event: Event) -> list[Command]:  # noqa: PLR0911 - one line an event
+    def _dispatch(self, event: Event) -> list[Command]:  # noqa: C901, PLR0911 - a line an event
         match event:
             case JobStarted():
                 return []
@@ -111,6 +117,12 @@ class Coordinator:
                 return self._on_start_failed(event)
             case WorkerLost():
                 return self._on_lost(event)
+            case WorkerDraining():
+                return self._on_draining(event)
+            case RoomChanged():
+                return self._on_room(event)
+            case Starved():
+                return self._end(Ending.NO_ROOM, event.reason)
             case TaskCommitted():
                 return self._on_committed(event)
             case TaskFailed():
@@ -150,8 +162,14 @@ class Coordinator:
             entry = self.entries[key]
             del entry.holders[event.worker]
             # Another worker may yet finish it; if it does not, the loss of that one is counted.
-            if not entry.holders:
+            if entry.holders:
+                continue
+            if event.announced:
+                self._put_back(entry)
+            else:
                 commands += self._lose(entry, event.reason, alone=alone)
+        if event.announced:
+            return commands
         self.lost_in_a_row += 1
         if self.lost_in_a_row > self._bearable_losses():
             text = f"{self.lost_in_a_row} workers were lost and no shard was finished meanwhile"
@@ -161,15 +179,28 @@ class Coordinator:
     def _bearable_losses(self) -> int:
         # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out;
         # at the end of a job each loss may take a second worker along.
-        return 3 * self.rules.workers - 1 + 2 * self.rules.shard_attempts + 4
+        return 3 * max(self._wanted, self.rules.workers) - 1 + 2 * self.rules.shard_attempts + 4
+
+    def _on_draining(self, event: WorkerDraining) -> list[Command]:
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            worker.draining = True
+        return []
+
+    def _on_room(self, event: RoomChanged) -> list[Command]:
+        wanted = max(event.workers, self.rules.fewest)
+        if self.rules.most is not None:
+            # The cluster is asked to grow, so that a node that left is asked for again.
+            wanted = max(self._wanted, min(wanted, self.rules.most))
+        self._wanted = wanted
+        return []
 
     def _lose(self, entry: Entry, reason: str, *, alone: bool) -> list[Command]:
         entry.losses += 1
         entry.reason = reason
         # A task that had company may be innocent, however often; as a suspect it has none.
         if not alone or entry.losses < self._bearable(entry.task):
-            entry.state = State.PENDING
-            self._suspects.append(entry.task.key)
+            self._put_back(entry)
             return []
         lease = self._lease(entry, DRIVER)
         if entry.task.rows == 1:
@@ -212,8 +243,7 @@ class Coordinator:
         if entry.failures >= self.rules.shard_attempts:
             self._finish(entry, State.FAILED, 0, 0)
             return []
-        entry.state = State.PENDING
-        (self._suspects if entry.suspect else self._fresh).append(event.key)
+        self._put_back(entry)
         return []
 
     def _on_closed(self, event: TaskClosed) -> list[Command]:
@@ -231,13 +261,19 @@ class Coordinator:
         """Give slow tasks to workers that have nothing to do; each once, and none in doubt."""
         if not self.rules.hedge or self._fresh or self._suspects:
             return []
-        idle = [n for n, worker in self.workers.items() if worker.ready and not worker.holding]
+        idle = [
+            n for n, w in self.workers.items() if w.ready and not w.holding and not w.draining
+        ]
         slow = [entry for key in event.keys if (entry := self.entries[key]).may_be_hedged]
         pairs = list(zip(idle, slow, strict=False))
         for _, entry in pairs:
             entry.hedged = True
         self._hedges += len(pairs)
         return [self._assign(number, entry) for number, entry in pairs]
+
+    def _put_back(self, entry: Entry) -> None:
+        entry.state = State.PENDING
+        (self._suspects if entry.suspect else self._fresh).append(entry.task.key)
 
     def _release(self, entry: Entry, *holders: int) -> None:
         """Take the task from these holders, or from all of them."""
@@ -284,7 +320,11 @@ class Coordinator:
 
     def _staff(self) -> list[Command]:
         """Start workers up to the wanted number, or up to the tasks that are left."""
-        missing = min(self.rules.workers, self._unfinished) - len(self.workers)
+        staff = [worker for worker in self.workers.values() if not worker.draining]
+        if self._wants_more(staff):
+            assert self.rules.most is not None
+            self._wanted = min(2 * self._wanted, self.rules.most)
+        missing = min(self._wanted, self._unfinished) - len(staff)
         commands: list[Command] = []
         for _ in range(missing):
             number = next(self._numbers)
@@ -292,15 +332,42 @@ class Coordinator:
             commands.append(StartWorker(number))
         return commands
 
+    def _wants_more(self, staff: list[WorkerState]) -> bool:
+        """Tell whether tasks wait although all wanted workers are at work, and more are allowed."""
+        most = self.rules.most
+        if most is None or self._wanted >= most or len(staff) < self._wanted:
+            return False
+        return bool(self._fresh) and all(len(worker.holding) == IN_FLIGHT for worker in staff)
+
+    def _release_workers(self) -> list[Command]:
+        """End workers that nothing is left for.
+
+        Of those without a task as many stay as there are tasks under way, to take on slow ones.
+        """
+        idle = [n for n, w in self.workers.items() if not w.holding]
+        gone = [n for n in idle if self.workers[n].draining]
+        if not (self._fresh or self._suspects):
+            kept = [n for n in idle if n not in gone]
+            # Those that have not started yet go first, the youngest of them before the others.
+            kept.sort(key=lambda n: (self.workers[n].ready, -n))
+            gone += kept[: max(0, len(kept) - self._unfinished)]
+        elif len(self.workers) > self._wanted:
+            # Room that is gone: what still waits for it would wait for ever.
+            late = [n for n in idle if not self.workers[n].ready and n not in gone]
+            gone += late[: len(self.workers) - self._wanted]
+        for number in gone:
+            del self.workers[number]
+        return [StopWorker(number) for number in gone]
+
     def _hand_out(self) -> list[Command]:
         """Lease pending tasks, first one to every worker, then a second."""
         commands: list[Command] = []
-        without = sum(not worker.holding for worker in self.workers.values())
+        without = sum(not (w.holding or w.draining) for w in self.workers.values())
         for load in range(IN_FLIGHT):
             if not self._fresh and not self._suspects:
                 break
             for number, worker in self.workers.items():
-                if not worker.ready or len(worker.holding) != load:
+                if not worker.ready or worker.draining or len(worker.holding) != load:
                     continue
                 key = self._next_for(worker, without)
                 if key is not None:

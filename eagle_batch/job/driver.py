@@ -36,20 +36,36 @@ from eagle_batch.job.events import (
     Interrupted,
     JobStarted,
     QuarantineTask,
+    RoomChanged,
     StartWorker,
+    Starved,
+    StopWorker,
     TaskClosed,
     TaskCommitted,
     TaskFailed,
     TasksSlow,
+    WorkerDraining,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
 )
 from eagle_batch.job.interrupts import Interrupts
 from eagle_batch.job.ledger import METRICS, Identity, Ledger, Scan
+from eagle_batch.job.logs import Log
 from eagle_batch.job.meter import Meter, Snapshot
 from eagle_batch.job.objects import Objects
-from eagle_batch.job.reports import Failure, Lost, Pool, PoolEvent, Pumped, Started, StartFailed
+from eagle_batch.job.reports import (
+    Draining,
+    Failure,
+    Lost,
+    NoRoom,
+    Pool,
+    PoolEvent,
+    Pumped,
+    Room,
+    Started,
+    StartFailed,
+)
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from eagle_batch.job.work import lost_rows, no_rows
@@ -82,11 +98,11 @@ class Watcher(Protocol):
 
 
 class SizedPool(Pool, Protocol):
-    """A pool that knows how many workers it has room for."""
+    """A pool that knows how many workers it begins with."""
 
     @property
     def size(self) -> int:
-        """Workers that may run at once."""
+        """Workers that are to run at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,8 @@ class Job:
         limits = self.pipeline.limits
         return Rules(
             workers=workers,
+            fewest=self.pipeline.workers.min,
+            most=self.pipeline.workers.max,
             samples=self.pipeline.samples,
             worker_attempts=limits.worker_attempts,
             shard_attempts=limits.shard_attempts,
@@ -225,6 +243,7 @@ class _Run:
         self._ledger = ledger
         self._pool = pool
         self._watcher = watcher
+        self._log = Log(job=job.pipeline.name, run=run)
         self._interrupts = interrupts
         self._coordinator = Coordinator(scan.tasks, job.rules(pool.size), done, run)
         before = self._coordinator.tally()
@@ -259,11 +278,21 @@ class _Run:
         match event:
             case Started(worker, info):
                 self._meter.started(worker, info)
+                self._log.info("worker ready", worker=worker, host=info.host, pid=info.pid)
                 self._feed(WorkerReady(worker))
             case StartFailed(worker, failure):
                 self._start_failed(worker, failure)
-            case Lost(worker, failure):
-                self._lost(worker, failure)
+            case Lost():
+                self._lost(event)
+            case Draining(worker, seconds):
+                self._draining(worker, seconds)
+            case Room(workers):
+                self._feed(RoomChanged(workers))
+            case NoRoom(text, final):
+                self._log.warning(text)
+                self._watcher.say(text)
+                if final:
+                    self._feed(Starved(text))
             case Pumped():
                 self._pumped(event)
 
@@ -271,16 +300,27 @@ class _Run:
         if isinstance(failure.error, ConfigError | ModelError):
             raise failure.error  # the next start would fail likewise
         self._watcher.say(f"worker {worker} failed to start: {failure.message}")
+        self._log.error(f"worker failed to start: {_reason(failure)}", worker=worker)
         self._feed(WorkerStartFailed(worker, _reason(failure)))
 
-    def _lost(self, worker: int, failure: Failure) -> None:
+    def _lost(self, event: Lost) -> None:
+        worker, failure = event.worker, event.failure
         self._meter.lost(worker)
         state = self._coordinator.workers.get(worker)
-        for key in state.holding if state is not None else ():
+        held = tuple(state.holding) if state is not None else ()
+        for key in held:
             self._leased.pop(key, None)
         self._outbox.pop(worker, None)
         self._watcher.say(f"worker {worker} was lost, its shards go back: {failure.message}")
-        self._feed(WorkerLost(worker, _reason(failure)))
+        self._log.error(f"worker lost: {_reason(failure)}", worker=worker, shards=held)
+        self._feed(WorkerLost(worker, _reason(failure), event.announced))
+
+    def _draining(self, worker: int, seconds: float | None) -> None:
+        left = "" if seconds is None else f" in {seconds:.0f} s"
+        text = f"the node of worker {worker} goes away{left}: it finishes what it holds"
+        self._watcher.say(text)
+        self._log.warning(text, worker=worker)
+        self._feed(WorkerDraining(worker))
 
     def _pumped(self, event: Pumped) -> None:
         self._meter.pumped(event.worker, event.report)
@@ -289,12 +329,16 @@ class _Run:
         for lease, commit in event.report.committed:
             self._record(commit)
             self._note_duration(lease.task.key)
+            ids = {"worker": event.worker, "shard": commit.key, "attempt": lease.attempt}
+            self._log.info("shard committed", **ids, rows=commit.rows, errors=commit.errors)
             self._feed(_committed(event.worker, lease, commit))
         for lease, failure in event.report.failed:
             self._watcher.say(
                 f"{lease.task.key} failed on worker {event.worker}: {failure.message}"
             )
             task = lease.task
+            ids = {"worker": event.worker, "shard": task.key, "attempt": lease.attempt}
+            self._log.error(f"shard failed: {_reason(failure)}", **ids)
             self._feed(TaskFailed(event.worker, task.key, lease.attempt, _reason(failure)))
 
     def _record(self, commit: Commit) -> None:
@@ -330,6 +374,10 @@ class _Run:
         match command:
             case StartWorker(worker):
                 self._pool.start(worker)
+            case StopWorker(worker):
+                self._meter.lost(worker)
+                self._log.info("worker released", worker=worker)
+                self._pool.stop(worker)
             case Assign(worker, lease):
                 self._outbox[worker].append(lease)
                 self._leased.setdefault(lease.task.key, time.monotonic())
@@ -382,6 +430,7 @@ class _Run:
         return document
 
     def _finish(self, end: EndJob) -> JobResult:
+        self._log.info(f"run ended: {end.ending.value}", reason=end.reason)
         if end.ending is not Ending.COMPLETE:
             self._drain()
         self._ledger.flush()

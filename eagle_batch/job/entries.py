@@ -24,8 +24,12 @@ class State(StrEnum):
 class Rules:
     """The limits of the pipeline, as far as the coordinator applies them."""
 
-    #: Workers that run at once.
+    #: Workers that run at first.
     workers: int
+    #: Fewest workers, whatever room there is.
+    fewest: int = 1
+    #: Most workers: more are started while tasks wait; None starts no more than at first.
+    most: int | None = None
     #: Rows made of each input row.
     samples: int = 1
     #: Starts of workers that may fail in a row before the job ends.
@@ -77,6 +81,8 @@ class WorkerState:
     """A worker that was asked for and is not known to be gone."""
 
     ready: bool = False
+    #: Whether its node will go away: it gets nothing new, and another worker takes its place.
+    draining: bool = False
     #: Keys it holds leases of, in the order they were given.
     holding: list[str] = field(default_factory=list)
 

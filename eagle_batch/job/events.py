@@ -19,6 +19,7 @@ class Ending(StrEnum):
     FAILED_SHARDS = "failed_shards"
     WORKER_START = "worker_start"
     LOST_WORKERS = "lost_workers"
+    NO_ROOM = "no_room"
     INTERRUPTED = "interrupted"
 
 
@@ -47,6 +48,29 @@ class WorkerLost:
     """A worker died, hung or reported that its engine broke; its leases are void."""
 
     worker: int
+    reason: str
+    #: Whether its node went away as announced, which is no task's fault.
+    announced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    """A worker's node will go away: it may finish what it holds and gets nothing new."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """The cluster has room for so many workers, whose number is to follow that."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """The cluster had no room for the least number of workers for too long."""
+
     reason: str
 
 
@@ -96,6 +120,9 @@ Event = (
     | WorkerReady
     | WorkerStartFailed
     | WorkerLost
+    | WorkerDraining
+    | RoomChanged
+    | Starved
     | TaskCommitted
     | TaskFailed
     | TaskClosed
@@ -107,6 +134,13 @@ Event = (
 @dataclass(frozen=True, slots=True)
 class StartWorker:
     """Start a worker under this number; numbers are never used twice."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """End a worker that holds nothing, so that others can have what it takes."""
 
     worker: int
 
@@ -146,4 +180,4 @@ class EndJob:
     reason: str = ""
 
 
-Command = StartWorker | Assign | CloseTask | QuarantineTask | EndJob
+Command = StartWorker | StopWorker | Assign | CloseTask | QuarantineTask | EndJob

@@ -43,6 +43,15 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A process of a worker: Ray's name of its node, the host and the process id."""
+
+    node: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class PumpReport:
     """What happened in one pump."""
 
@@ -62,6 +71,8 @@ class PumpReport:
     seconds: float = 0.0
     #: Slots of the engine, now: fewer than the pipeline's where the memory was too small.
     slots: int = 0
+    #: Requests that have no slot yet.
+    waiting: int = 0
     #: What the worker has to tell the user.
     notices: tuple[str, ...] = ()
 
@@ -88,6 +99,31 @@ class Lost:
 
     worker: int
     failure: Failure
+    #: Whether its node went away as announced, which is no task's fault.
+    announced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker's node will go away; seconds are None where there is no deadline."""
+
+    worker: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The cluster has room for so many workers in all, where their number follows that."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Workers wait for room; `final` when fewer than the least number do so for too long."""
+
+    text: str
+    final: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +134,7 @@ class Pumped:
     report: PumpReport
 
 
-PoolEvent = Started | StartFailed | Lost | Pumped
+PoolEvent = Started | StartFailed | Lost | Draining | Room | NoRoom | Pumped
 
 
 class Pool(Protocol):
@@ -106,6 +142,9 @@ class Pool(Protocol):
 
     def start(self, worker: int) -> None:
         """Begin to start a worker; Started or StartFailed follows."""
+
+    def stop(self, worker: int) -> None:
+        """End a worker that has nothing to do; no event follows."""
 
     def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
         """Queue a pump that first takes in new leases; Pumped or Lost follows."""

@@ -34,7 +34,8 @@ def run_on_ray(
     with ExitStack() as stack:
 
         def make_pool(started: float) -> SizedPool:
-            from eagle_batch.job.pool import RayPool, ray_session
+            from eagle_batch.job.pool import RayPool
+            from eagle_batch.job.session import ray_session
 
             threads = pipeline.engine.threads
             session = ray_session(pipeline.workers, threads, watcher.say, dashboard=dashboard)

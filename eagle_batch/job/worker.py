@@ -187,6 +187,7 @@ class Worker:
             under_way=max(0, len(self._flows) - self._engine.waiting),
             seconds=seconds,
             slots=self._engine.slots,
+            waiting=self._engine.waiting,
             notices=tuple(self._engine.notices),
         )
         self._engine.notices.clear()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from eagle_batch.job.pool import Resources, ray_session
+from eagle_batch.job.resources import Resources
+from eagle_batch.job.session import ray_session
 from eagle_batch.pipeline import Workers
 from tests.faults.proxy import Proxy, proxy_to
 from tests.faults.seaweed import ADMIN, Seaweed, environment, find_weed

@@ -12,7 +12,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from eagle_batch.job.driver import run_job
-from eagle_batch.job.pool import RayPool, Resources
+from eagle_batch.job.pool import RayPool
 from eagle_batch.job.reports import Pumped
 from eagle_batch.job.spec import WorkerSpec
 from tests.job.fake_engine import build_slow

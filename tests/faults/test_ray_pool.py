@@ -15,7 +15,8 @@ import pytest
 
 from eagle_batch.errors import ConfigError, StoppedError
 from eagle_batch.job.driver import Job, JobResult, run_job
-from eagle_batch.job.pool import RayPool, Resources, choose_resources
+from eagle_batch.job.pool import RayPool
+from eagle_batch.job.resources import Resources, choose_resources
 from eagle_batch.job.reports import Pumped, Started
 from eagle_batch.job.spec import EngineFactory, WorkerSpec
 from eagle_batch.job.verify import verify

@@ -143,6 +143,10 @@ class InProcessPool:
     def start(self, worker: int) -> None:
         self._queue.append((worker, None))
 
+    def stop(self, worker: int) -> None:
+        self._queue = deque(item for item in self._queue if item[0] != worker)
+        self.workers.pop(worker, None)
+
     def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
         assert seconds > 0
         self._queue.append((worker, leases))

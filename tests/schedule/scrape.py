@@ -8,7 +8,8 @@ import urllib.request
 from typing import Any
 
 from eagle_batch.job.driver import run_job
-from eagle_batch.job.pool import RayPool, ray_session
+from eagle_batch.job.pool import RayPool
+from eagle_batch.job.session import ray_session
 from eagle_batch.job.spec import WorkerSpec
 from eagle_batch.job.telemetry import PREFIX
 from tests.job.fake_engine import build_fake

@@ -1,0 +1,76 @@
+"""What runs in a worker's process: a `Worker` behind an edge where exceptions become records."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from eagle_batch.job.logs import Log, log_to_stderr
+from eagle_batch.job.reports import Failure, Place, PumpReport, WorkerInfo
+from eagle_batch.job.spec import WorkerSpec
+from eagle_batch.job.tasks import Lease
+from eagle_batch.job.telemetry import Telemetry
+
+
+class WorkerActor:
+    """A worker behind Ray: every exception becomes a record, which survives any pickling."""
+
+    def __init__(self, spec: WorkerSpec, number: int) -> None:
+        self._spec = spec
+        self._worker: Any = None
+        self._telemetry = Telemetry(spec.pipeline.name)
+        log_to_stderr()
+        self._log = Log(job=spec.pipeline.name, worker=number)
+
+    def where(self) -> Place:
+        """Say on which node this process is; it answers as soon as there is a process."""
+        import ray
+
+        return Place(ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
+
+    def start(self) -> WorkerInfo | Failure:
+        """Build the engine."""
+        if self._spec.threads is not None:
+            # Read by the libraries that torch loads, which happens after this line.
+            os.environ["OMP_NUM_THREADS"] = str(self._spec.threads)
+        from eagle_batch.job.worker import Worker
+
+        self._log.info("building the engine", device=self._spec.device)
+        try:
+            self._worker = Worker(self._spec)
+        except Exception as error:  # noqa: BLE001 - the worker's edge
+            return self._failed(error)
+        info: WorkerInfo = self._worker.info()
+        self._log.info("ready")
+        return info
+
+    def pump(self, leases: tuple[Lease, ...], seconds: float) -> PumpReport | Failure:
+        """Turn the worker's pump; after a Failure its engine is not to be used again."""
+        for lease in leases:
+            self._log.info("shard taken", **_ids(lease), rows=lease.task.rows)
+        try:
+            report: PumpReport = self._worker.pump(leases, seconds)
+        except Exception as error:  # noqa: BLE001 - the worker's edge
+            return self._failed(error)
+        self._tell(report)
+        self._telemetry.count(report)
+        return report
+
+    def _tell(self, report: PumpReport) -> None:
+        for lease, commit in report.committed:
+            numbers = {"rows": commit.rows, "errors": commit.errors}
+            self._log.info("shard committed", **_ids(lease), **numbers)
+        for lease, failure in report.failed:
+            self._log.warning(f"shard failed: {failure.message}", **_ids(lease))
+        for notice in report.notices:
+            self._log.warning(notice)
+
+    def _failed(self, error: Exception) -> Failure:
+        failure = Failure.of(error)
+        self._log.error(failure.message, traceback=failure.traceback)
+        return failure
+
+
+def _ids(lease: Lease) -> dict[str, Any]:
+    return {"run": lease.run, "shard": lease.task.key, "attempt": lease.attempt}
