@@ -36,10 +36,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Let `submit` run its job in this process, with the fake engine; returns what it is given."""
     calls: list[dict[str, Any]] = []
 
-    def run(
-        pipeline: Pipeline, watcher: Watcher, command: list[str], *, dashboard: bool = False
-    ) -> JobResult:
-        calls.append({"pipeline": pipeline, "command": command, "dashboard": dashboard})
+    def run(pipeline: Pipeline, watcher: Watcher, command: list[str], **options: Any) -> JobResult:
+        calls.append({"pipeline": pipeline, "command": command, **options})
         plan, prompter = prepare(pipeline)
         job = Job(pipeline, plan, prompter, {"command": command})
         return run_job(job, lambda started: InProcessPool(pipeline, job, started), watcher)
@@ -142,11 +140,13 @@ def test_a_bug_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_options_reach_the_pipeline(tmp_path: Path, in_process: list[dict[str, Any]]) -> None:
     path = write_job(tmp_path, TOPICS)
     other = tmp_path / "other"
-    result = invoke("submit", path, "--set", "samples=1", "--output", other, "--dashboard")
+    options = ["--set", "samples=1", "--output", other, "--dashboard", "--log", tmp_path / "log"]
+    result = invoke("submit", path, *options)
     assert result.exit_code == 0, result.output
     assert in_process[0]["pipeline"].samples == 1
     assert in_process[0]["pipeline"].output.path == str(other)
     assert in_process[0]["dashboard"] is True
+    assert in_process[0]["log"] == tmp_path / "log"
     assert len(list((other / "data").glob("*.parquet"))) == 2
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,6 +119,11 @@ def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline
 )
 @address_option
 @click.option("--detach", is_flag=True, help="Return at once where a cluster runs the job.")
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append what happens to this file, as JSON lines with job, worker and shard ids.",
+)
 @click.pass_context
 def submit(  # noqa: PLR0913 - one parameter an option
     ctx: click.Context,
@@ -130,6 +136,7 @@ def submit(  # noqa: PLR0913 - one parameter an option
     only_errors: bool,
     address: str | None,
     detach: bool,
+    log: Path | None,
 ) -> None:
     """Run a pipeline, or what is left of it.
 
@@ -154,7 +161,7 @@ def submit(  # noqa: PLR0913 - one parameter an option
     console = Console()
     view = _make_view(loaded, console, form)
     try:
-        result = run_on_ray(loaded, view, sys.argv, dashboard=dashboard)
+        result = run_on_ray(loaded, view, sys.argv, dashboard=dashboard, log=log)
     finally:
         view.close()
     if form == "json":

@@ -12,6 +12,10 @@ are new tasks. A single row that kills workers is leased to the driver to be qua
 
 When nothing is pending, a worker without work is leased a task that is slow on another (a hedge):
 whoever commits first is right, because only one of them can create the task's objects.
+
+More workers are wanted, up to the most, while tasks wait although all are at work. When none waits
+any more, those that nothing is left for are ended. A worker whose node will go away keeps what it
+holds, gets nothing new, and is replaced.
 """
 
 from __future__ import annotations
@@ -261,9 +265,7 @@ class Coordinator:
         """Give slow tasks to workers that have nothing to do; each once, and none in doubt."""
         if not self.rules.hedge or self._fresh or self._suspects:
             return []
-        idle = [
-            n for n, w in self.workers.items() if w.ready and not w.holding and not w.draining
-        ]
+        idle = [n for n, w in self.workers.items() if w.ready and not w.holding and not w.draining]
         slow = [entry for key in event.keys if (entry := self.entries[key]).may_be_hedged]
         pairs = list(zip(idle, slow, strict=False))
         for _, entry in pairs:
@@ -351,10 +353,11 @@ class Coordinator:
             # Those that have not started yet go first, the youngest of them before the others.
             kept.sort(key=lambda n: (self.workers[n].ready, -n))
             gone += kept[: max(0, len(kept) - self._unfinished)]
-        elif len(self.workers) > self._wanted:
-            # Room that is gone: what still waits for it would wait for ever.
+        else:
+            # Where room is gone, what still waits for it would wait for ever.
             late = [n for n in idle if not self.workers[n].ready and n not in gone]
-            gone += late[: len(self.workers) - self._wanted]
+            surplus = sum(not w.draining for w in self.workers.values()) - self._wanted
+            gone += late[: max(0, surplus)]
         for number in gone:
             del self.workers[number]
         return [StopWorker(number) for number in gone]

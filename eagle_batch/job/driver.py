@@ -311,7 +311,7 @@ class _Run:
         for key in held:
             self._leased.pop(key, None)
         self._outbox.pop(worker, None)
-        self._watcher.say(f"worker {worker} was lost, its shards go back: {failure.message}")
+        self._watcher.say(f"worker {worker} was lost, its shards go back: {_reason(failure)}")
         self._log.error(f"worker lost: {_reason(failure)}", worker=worker, shards=held)
         self._feed(WorkerLost(worker, _reason(failure), event.announced))
 

@@ -1,8 +1,8 @@
 """Structured logs: one JSON object a line, with the ids of job, run, worker and shard.
 
-Workers write to stderr, which Ray keeps in a file for each process, shows in its dashboard and which
-collectors read. The driver writes to the file that `submit --log` names; on a cluster also to Ray's
-folder of logs.
+Workers write to stderr, which Ray keeps in a file for each process, shows in its dashboard, and
+which collectors read. The driver writes to the file that `submit --log` names; on a cluster also
+to a file beside those of the workers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from eagle_batch.errors import ConfigError
 
 NAME = "eagle_batch.job"
 
@@ -38,6 +42,9 @@ class Log:
         """Take the ids, such as job and worker."""
         self._ids = ids
         self._logger = logging.getLogger(NAME)
+        if not self._logger.handlers:
+            # Else Python prints warnings that nobody asked for.
+            self._logger.addHandler(logging.NullHandler())
 
     def info(self, message: str, **more: Any) -> None:
         """Write what happened, with more ids or numbers."""
@@ -57,14 +64,27 @@ class Log:
 
 
 def log_to_stderr() -> None:
-    """Send the lines of this process to stderr, once."""
+    """Send the lines of this process to its stderr from now on."""
     _add(logging.StreamHandler(sys.stderr))
 
 
-def log_to_file(path: Path) -> None:
-    """Append the lines of this process to a file; raises OSError where that cannot be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _add(logging.FileHandler(path, encoding="utf-8", delay=False))
+@contextmanager
+def logged_to(path: Path) -> Iterator[None]:
+    """Append the lines of this process to a file while entered.
+
+    Raises ConfigError where the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--log: {path} cannot be written: {error}") from error
+    _add(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(NAME).removeHandler(handler)
+        handler.close()
 
 
 def _add(handler: logging.Handler) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -52,26 +51,37 @@ def fullest_with_room(
 
 
 def log_tail(place: Place) -> str:
-    """Return the last lines that a worker's process wrote to stderr; empty where nobody has them."""
+    """Return the last lines of a worker's stderr; empty where nobody has them."""
     import ray
 
-    node = ray._private.worker._global_node  # noqa: SLF001 - the folder has no public name
-    if node is not None and place.node == ray.get_runtime_context().get_node_id():
-        files = Path(node.get_logs_dir_path()).glob(f"worker-*-{place.pid}.err")
-        lines = itertools.chain.from_iterable(
-            file.read_text("utf-8", "replace").splitlines() for file in files
-        )
-        return "\n".join(list(lines)[-LOG_LINES:])
-    return _remote_log_tail(place)
+    folder = log_folder()
+    if folder is not None and place.node == ray.get_runtime_context().get_node_id():
+        files = folder.glob(f"worker-*-{place.pid}.err")
+        return _last_lines("".join(file.read_text("utf-8", "replace") for file in files))
+    return _last_lines(_remote_log(place))
 
 
-def _remote_log_tail(place: Place) -> str:
+def _last_lines(text: str) -> str:
+    """Leave out our own lines, which tell what went well; the driver has the ids."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith('{"time"')]
+    return "\n".join(lines[-LOG_LINES:])
+
+
+def _remote_log(place: Place) -> str:
     from ray.util.state import get_log
 
     try:
         parts = get_log(
-            node_id=place.node, pid=place.pid, suffix="err", tail=LOG_LINES, timeout=int(LOG_S)
+            node_id=place.node, pid=place.pid, suffix="err", tail=10 * LOG_LINES, timeout=int(LOG_S)
         )
-        return "".join(parts).strip()
+        return "".join(parts)
     except Exception:  # noqa: BLE001 - it serves a message about something else
         return ""
+
+
+def log_folder() -> Path | None:
+    """Return Ray's folder of logs on this machine, if this process belongs to a node."""
+    import ray
+
+    node = ray._private.worker._global_node  # noqa: SLF001 - it has no public name
+    return None if node is None else Path(node.get_logs_dir_path())

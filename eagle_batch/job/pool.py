@@ -174,7 +174,9 @@ class RayPool:
 
     def _last_words(self, worker: int) -> str:
         place = self._places.get(worker)
-        tail = log_tail(place) if place is not None else ""
+        if place is None:
+            return ""
+        tail = log_tail(place)
         return f"the last lines of its log ({place.host}, pid {place.pid}):\n{tail}" if tail else ""
 
     def _give_up_on_the_stalled(self) -> None:

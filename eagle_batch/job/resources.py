@@ -90,15 +90,16 @@ def choose_resources(
 def _with_count(
     asked: Resources, workers: Workers, nodes: Sequence[Node], cores: int | None
 ) -> Resources:
-    count = workers.count
-    if count == "auto":
-        count = asked.room(nodes) if asked.gpus else 1
-        count = max(count, workers.min)
-        count = min(count, workers.max) if workers.max is not None else count
+    count = _automatic(asked, workers, nodes) if workers.count == "auto" else workers.count
     threads = asked.threads
     if threads is None and not asked.gpus and cores is not None:
         threads = max(1, cores // count)
     return replace(asked, count=count, threads=threads)
+
+
+def _automatic(asked: Resources, workers: Workers, nodes: Sequence[Node]) -> int:
+    count = max(asked.room(nodes) if asked.gpus else 1, workers.min)
+    return count if workers.max is None else min(count, workers.max)
 
 
 def describe_nodes(nodes: Sequence[Node]) -> str:

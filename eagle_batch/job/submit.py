@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from pathlib import Path
 
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import ConfigError
 from eagle_batch.job.about import about_run
 from eagle_batch.job.driver import Job, JobResult, SizedPool, Watcher, run_job
+from eagle_batch.job.logs import logged_to
 from eagle_batch.job.spec import EngineFactory, WorkerSpec, build_real_engine
 from eagle_batch.pipeline import Pipeline
 
@@ -18,9 +21,12 @@ def run_on_ray(
     command: list[str],
     *,
     dashboard: bool = False,
+    log: Path | None = None,
     build: EngineFactory = build_real_engine,
 ) -> JobResult:
     """Run a pipeline, or what is left of it, on Ray actors; Ray starts only if there is work.
+
+    `log` is a file for the driver's structured lines.
 
     Raises ConfigError for a wrong pipeline or input, and what `run_job` raises.
     """
@@ -32,14 +38,20 @@ def run_on_ray(
     plan, prompter = prepare(pipeline)
     job = Job(pipeline, plan, prompter, about_run(pipeline, command))
     with ExitStack() as stack:
+        if log is not None:
+            stack.enter_context(logged_to(log))
 
         def make_pool(started: float) -> SizedPool:
+            from eagle_batch.job.nodes import log_folder
             from eagle_batch.job.pool import RayPool
             from eagle_batch.job.session import ray_session
 
             threads = pipeline.engine.threads
             session = ray_session(pipeline.workers, threads, watcher.say, dashboard=dashboard)
             resources = stack.enter_context(session)
+            folder = log_folder() if os.environ.get("RAY_ADDRESS") else None
+            if folder is not None:
+                stack.enter_context(logged_to(folder / f"eagle-batch-driver-{os.getpid()}.log"))
             spec = WorkerSpec(pipeline, plan, started, resources.device, resources.threads, build)
             return RayPool(spec, resources, pipeline.limits.stall_seconds)
 

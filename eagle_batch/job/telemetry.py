@@ -29,7 +29,11 @@ COUNTERS = {
     "accepted_total": "Drafts that were accepted, by depth.",
     "seconds_total": "Seconds of the engine, by phase.",
 }
-SLOTS = "slots"
+#: Gauge -> what it shows.
+GAUGES = {
+    "slots": "Rows decoded together at most.",
+    "waiting_requests": "Requests that have no slot yet.",
+}
 #: Counters with a label beside the pipeline's name.
 LABELS = {"drafts_total": "depth", "accepted_total": "depth", "seconds_total": "phase"}
 _PHASES = ("prefill", "draft", "verify", "host")
@@ -47,9 +51,10 @@ class Telemetry:
         for name, text in COUNTERS.items():
             keys = ("pipeline", LABELS[name]) if name in LABELS else ("pipeline",)
             self._counters[name] = Counter(PREFIX + name, description=text, tag_keys=keys)
-        self._slots = Gauge(
-            PREFIX + SLOTS, description="Rows decoded together at most.", tag_keys=("pipeline",)
-        )
+        self._gauges = {
+            name: Gauge(PREFIX + name, description=text, tag_keys=("pipeline",))
+            for name, text in GAUGES.items()
+        }
 
     def count(self, report: PumpReport) -> None:
         """Add what happened in one pump."""
@@ -57,7 +62,8 @@ class Telemetry:
             if value > 0:  # Ray refuses to add nothing
                 tags = self._tags | ({LABELS[name]: label} if label else {})
                 self._counters[name].inc(value, tags=tags)
-        self._slots.set(report.slots, tags=self._tags)
+        self._gauges["slots"].set(report.slots, tags=self._tags)
+        self._gauges["waiting_requests"].set(report.waiting, tags=self._tags)
 
 
 def amounts(report: PumpReport) -> Iterator[tuple[str, str, float]]:

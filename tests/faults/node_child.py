@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.pool import RayPool
 from eagle_batch.job.reports import Pumped
+from eagle_batch.job.resources import Resources
 from eagle_batch.job.spec import WorkerSpec
 from tests.job.fake_engine import build_slow
 from tests.job.fake_job import Watch, load_job

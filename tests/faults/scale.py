@@ -79,6 +79,9 @@ class SimulatedPool:
         rows = lease.task.rows * self._samples
         return Commit(lease.task.key, lease.id, rows, 0, 9999, "0" * 64, 999, "1" * 64, 100 * rows)
 
+    def stop(self, worker: int) -> None:
+        self._held.pop(worker, None)
+
     def close(self) -> None:
         pass
 

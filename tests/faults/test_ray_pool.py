@@ -16,11 +16,10 @@ import pytest
 from eagle_batch.errors import ConfigError, StoppedError
 from eagle_batch.job.driver import Job, JobResult, run_job
 from eagle_batch.job.pool import RayPool
-from eagle_batch.job.resources import Resources, choose_resources
 from eagle_batch.job.reports import Pumped, Started
+from eagle_batch.job.resources import Resources
 from eagle_batch.job.spec import EngineFactory, WorkerSpec
 from eagle_batch.job.verify import verify
-from eagle_batch.pipeline import Workers
 from tests.job.fake_engine import (
     HANG,
     KILL,
@@ -211,23 +210,3 @@ def test_a_process_that_dies_while_it_starts_ends_the_job_after_three_tries(
     with pytest.raises(StoppedError, match="3 workers in a row failed to start"):
         run(job, replace(ray_resources, count=1), watch=watch, build=build_quick_to_die)
     assert sum("failed to start" in line for line in watch.lines) == 3
-
-
-@pytest.mark.parametrize(
-    ("workers", "threads", "cores", "gpus", "wanted"),
-    [
-        (Workers(), None, 8, 0.0, Resources(1, 1.0, 0.0, "cpu", 8)),
-        (Workers(count=2), None, 8, 0.0, Resources(2, 1.0, 0.0, "cpu", 4)),
-        (Workers(count=3), None, 2, 0.0, Resources(3, 1.0, 0.0, "cpu", 1)),
-        (Workers(count=2), 3, 8, 0.0, Resources(2, 1.0, 0.0, "cpu", 3)),
-        (Workers(), None, 32, 4.0, Resources(4, 1.0, 1.0, "cuda", None)),
-        (Workers(gpus=0.5), None, 32, 4.0, Resources(8, 1.0, 0.5, "cuda", None)),
-        (Workers(gpus=0), None, 32, 4.0, Resources(1, 1.0, 0.0, "cpu", 32)),
-        (Workers(count=4, gpus=1), None, 0, 0.0, Resources(4, 1.0, 1.0, "cuda", None)),
-        (Workers(gpus=2), None, 32, 4.0, Resources(2, 1.0, 2.0, "cuda", None)),
-    ],
-)
-def test_workers_are_sized_by_gpus_or_by_cores(
-    workers: Workers, threads: int | None, cores: int, gpus: float, wanted: Resources
-) -> None:
-    assert choose_resources(workers, threads, cores, gpus) == wanted

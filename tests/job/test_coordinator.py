@@ -20,11 +20,14 @@ from eagle_batch.job.events import (
     Interrupted,
     JobStarted,
     QuarantineTask,
+    RoomChanged,
     StartWorker,
+    StopWorker,
     TaskClosed,
     TaskCommitted,
     TaskFailed,
     TasksSlow,
+    WorkerDraining,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
@@ -354,6 +357,10 @@ class Simulation:
                     self.starting.append(worker)
                 case Assign(worker, given):
                     self.leases.append((worker, given))
+                case StopWorker(worker):
+                    # What it may still work on, another one was quicker with.
+                    self.leases = [each for each in self.leases if each[0] != worker]
+                    self.starting = [each for each in self.starting if each != worker]
                 case CloseTask() | QuarantineTask():
                     self.driver.append(command)
                 case EndJob():
@@ -371,6 +378,10 @@ class Simulation:
             self.tell(WorkerReady(worker))
         elif fate == 3:
             self.tell(TasksSlow(tuple(given.task.key for _, given in self.leases)))
+        elif fate == 4:
+            self.tell(RoomChanged(number % 4))
+        elif fate == 5:
+            self.tell(WorkerDraining(number % 8))
         elif fate == 0 and self.history:
             self.tell(self.history[number % len(self.history)])
         elif self.leases:
@@ -385,9 +396,10 @@ class Simulation:
 
     def work(self, worker: int, given: Lease, fate: int) -> None:
         mine = [item for item in self.leases if item[0] == worker]
-        if fate == 1 or any(self.poison(item[1].task) for item in mine):
+        poisoned = any(self.poison(item[1].task) for item in mine)
+        if fate in {1, 6} or poisoned:
             self.leases = [item for item in self.leases if item[0] != worker]
-            self.tell(WorkerLost(worker, "killed"))
+            self.tell(WorkerLost(worker, "killed", announced=fate == 6 and not poisoned))
             return
         self.leases.remove((worker, given))
         if fate == 2:
@@ -402,11 +414,16 @@ class Simulation:
     workers=st.integers(1, 3),
     poisoned=st.sets(st.integers(0, 47), max_size=2),
     choices=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 16)), max_size=60),
+    most=st.one_of(st.none(), st.integers(3, 6)),
 )
 def test_whatever_happens_each_row_is_accounted_for_exactly_once(
-    shards: int, workers: int, poisoned: set[int], choices: list[tuple[int, int]]
+    shards: int,
+    workers: int,
+    poisoned: set[int],
+    choices: list[tuple[int, int]],
+    most: int | None,
 ) -> None:
-    rules = Rules(workers, shard_attempts=2, max_error_rate=1.0)
+    rules = Rules(workers, most=most, shard_attempts=2, max_error_rate=1.0)
     job = Checked(tasks(shards, rows=8), rules, {})
     cluster = Simulation(job, poisoned)
     for number, fate in choices:

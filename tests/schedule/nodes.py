@@ -1,11 +1,14 @@
 """A process with a Ray cluster of several nodes on loopback, moved by lines on its input.
 
-`kill` takes the newest node's raylet away without a word, `join` adds a node; each is answered.
+`kill` takes the newest node's raylet away without a word, `join` adds a node, `drain SECONDS` gives
+notice that the newest node will go away and takes it away when that time is over. Each is answered.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from typing import Any
 
 FAST_CHECKS = {
@@ -23,6 +26,21 @@ def kill(node: Any) -> None:
     process.wait()
 
 
+def drain(address: str, node: Any, seconds: float) -> None:
+    """Do what a cloud does with a spot node: say so, then end it."""
+    import ray
+    from ray.core.generated import autoscaler_pb2
+
+    accepted, message = ray._raylet.GcsClient(address=address).drain_node(
+        node.node_id,
+        autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
+        "spot",
+        int((time.time() + seconds) * 1000),
+    )
+    assert accepted, message
+    threading.Timer(seconds, kill, [node]).start()
+
+
 def main(port: int) -> None:
     from ray.cluster_utils import Cluster
 
@@ -34,8 +52,11 @@ def main(port: int) -> None:
     print("ready", flush=True)
     try:
         for line in sys.stdin:
-            if line.strip() == "kill":
+            order, *numbers = line.split()
+            if order == "kill":
                 kill(nodes.pop())
+            elif order == "drain":
+                drain(cluster.address, nodes.pop(), float(numbers[0]))
             else:
                 nodes.append(cluster.add_node(num_cpus=1, num_gpus=1, **memory))
             print("done", flush=True)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.job.reports import Failure, PumpReport
 from eagle_batch.job.tasks import Lease, Task
-from eagle_batch.job.telemetry import COUNTERS, LABELS, PREFIX, SLOTS, amounts
+from eagle_batch.job.telemetry import COUNTERS, GAUGES, LABELS, PREFIX, amounts
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import write_job
 
@@ -49,7 +49,7 @@ def test_the_dashboard_reads_every_metric_and_no_other(repository: Path) -> None
     assert len({panel["id"] for panel in panels}) == len(panels)
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
     used = set(re.findall(r"\bray_eagle_batch_\w+", " ".join(queries)))
-    assert used == {f"ray_{PREFIX}{name}" for name in (*COUNTERS, SLOTS)}
+    assert used == {f"ray_{PREFIX}{name}" for name in (*COUNTERS, *GAUGES)}
     for query in queries:
         assert query.count("(") == query.count(")")
         labels = re.findall(r"by \((\w+)\)", query)
@@ -84,3 +84,4 @@ def test_prometheus_reads_what_a_job_did(repository: Path, tmp_path: Path) -> No
     assert numbers["drafts"] == 2 * numbers["accepted"] == 7 * 2 * 2 * 2
     assert numbers["seconds"] == pytest.approx(7 * 2 * 2 * 0.003)
     assert numbers["slots"] == 4
+    assert numbers["waiting_requests"] == 0
