@@ -140,13 +140,14 @@ def test_a_bug_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_options_reach_the_pipeline(tmp_path: Path, in_process: list[dict[str, Any]]) -> None:
     path = write_job(tmp_path, TOPICS)
     other = tmp_path / "other"
-    options = ["--set", "samples=1", "--output", other, "--dashboard", "--log", tmp_path / "log"]
+    log = tmp_path / "log"
+    options = ("--set", "samples=1", "--output", other, "--dashboard", "--log", log)
     result = invoke("submit", path, *options)
     assert result.exit_code == 0, result.output
     assert in_process[0]["pipeline"].samples == 1
     assert in_process[0]["pipeline"].output.path == str(other)
     assert in_process[0]["dashboard"] is True
-    assert in_process[0]["log"] == tmp_path / "log"
+    assert in_process[0]["log"] == log
     assert len(list((other / "data").glob("*.parquet"))) == 2
 
 
