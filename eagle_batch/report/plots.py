@@ -112,7 +112,8 @@ def throughput(found: Sequence[Stretch], average: float, switched: Sequence[floa
                 axes.axvline(at, color=SOFT, linestyle=":", linewidth=1.0)
         _shares_over_time(drafts, found)
         _time(drafts, found[-1].end)
-        figure.legend(loc="outside upper left", ncols=5)
+        figure.legend(*rate.get_legend_handles_labels(), loc="outside upper left", ncols=3)
+        figure.legend(*drafts.get_legend_handles_labels(), loc="outside lower left", ncols=7)
 
     return draw_figure("throughput", paint, WIDE)
 
@@ -142,6 +143,7 @@ def _shares_over_time(axes: Axes, found: Sequence[Stretch]) -> None:
         begins = [stretch.begin for stretch in found]
         # Edges in the bars' own colour close the hairlines between them.
         axes.bar(begins, shares, widths, bottoms, align="edge", color=colour, edgecolor=colour)
+        axes.plot([], [], color=colour, linewidth=6, label=shape_label(shape))
         bottoms += shares
     axes.set_ylim(0, 1)
     axes.set_yticks([])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from eagle_batch.report.statistics import read_statistics
 from eagle_batch.report.write import write_reports
 from tests.report.finished import EVIL, finished
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -239,15 +236,3 @@ def test_drafted_parts_of_the_samples_are_shaded(tmp_path: Path) -> None:
     assert '<span class="drafted">' in markup
     bare = render_report(finished(tmp_path / "bare", ["a"]))
     assert '<span class="drafted">' not in bare
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.slow
-def test_a_real_browser_shows_it_without_a_complaint(store: Store, tmp_path: Path) -> None:
-    (key, _) = write_reports(store)
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--disable-background-networking", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path}", f"file://{Path(store.root).resolve()}/{key}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "8</b>" in done.stdout
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -1,0 +1,119 @@
+"""A real browser opens the report of 5,000 rows at once, without a complaint, on every screen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_batch.job.store import Store
+from eagle_batch.report.write import write_reports
+from tests.job.fake_engine import LONG
+from tests.report.browser import CHROMIUM, Tab, browser, browser_tab
+from tests.report.finished import finished
+from tests.report.test_page import point
+
+pytestmark = pytest.mark.slow
+
+ROWS = 5_000
+MOST_BYTES, MOST_SECONDS = 3_000_000, 2.0
+#: Width of a screen and whether it is dark.
+SCREENS = [(1280, False), (1280, True), (390, False), (390, True)]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a job with everything that a report can show."""
+    topics = [f"topic {n}" + (LONG if n % 700 == 3 else "") for n in range(ROWS)]
+    output = {"rows_per_shard": 250, "spans": True}
+    store = finished(tmp_path_factory.mktemp("job"), topics, samples=1, output=output)
+    add_what_a_real_run_has(store)
+    (key, _) = write_reports(store, price=2.5)
+    return Path(store.root) / key
+
+
+def add_what_a_real_run_has(store: Store) -> None:
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    passes = [{"plain": min(n, 90), "4,4,8": max(0, n - 90)} for n in range(0, 600, 2)]
+    document["series"] = [point(n, found) for n, found in enumerate(passes)]
+    document["engine"]["passes_by_rows"] = [["4 4,4,8", 30], ["4 plain", 60], ["8 plain", 30]]
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+
+
+def test_it_is_small(report: Path) -> None:
+    text = report.read_text("utf-8")
+    assert len(text.encode()) < MOST_BYTES
+    assert f"rows out of {ROWS:,}" in text
+    for title in (
+        "Throughput",
+        "Accepted by position",
+        "Tokens a target pass, over time",
+        "Drafts chosen, by rows in the batch",
+        "Slots in use",
+        "Tokens a target pass, by stage",
+        "Where the time went",
+        "Completion length",
+        "Workers",
+        "Quarantined rows by reason",
+        "What happened",
+        "Slowest rows",
+        "Lowest acceptance",
+        "Samples",
+        "Configuration",
+    ):
+        assert f"<h2>{title}</h2>" in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_real_browser_shows_it_at_once_on_every_screen(report: Path, tmp_path: Path) -> None:
+    with browser(tmp_path) as port:
+        asyncio.run(look(report, port))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_page_with_faults_would_be_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<div style='width: 999px'>wide</div><script>nothing.at.all</script>")
+
+    async def faults(port: str) -> None:
+        async with browser_tab(port) as tab:
+            await tab.open(page)
+            assert (await on_screen(tab, 390, dark=False))[0] > 0
+            assert "nothing is not defined" in tab.complaints[0]
+
+    with browser(tmp_path / "profile") as port:
+        asyncio.run(faults(port))
+
+
+async def look(report: Path, port: str) -> None:
+    async with browser_tab(port) as tab:
+        await tab.open(report)
+        seconds = await tab.value("performance.getEntriesByType('navigation')[0].duration / 1000")
+        assert 0 < seconds < MOST_SECONDS
+        seen = [await on_screen(tab, width, dark=dark) for width, dark in SCREENS]
+        assert tab.complaints == []
+        assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
+    for (width, dark), (overflow, colour, drawings) in zip(SCREENS, seen, strict=True):
+        assert overflow <= 0, f"{overflow} pixels too wide on a screen of {width}"
+        assert (brightness(colour) < 64) == dark
+        assert drawings == [True] * len(drawings)
+        assert len(drawings) > 6
+
+
+async def on_screen(tab: Tab, width: int, *, dark: bool) -> tuple[int, str, list[bool]]:
+    """Return pixels beyond the screen, the page's colour, and whether each drawing is drawn."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    await tab.call("Emulation.setDeviceMetricsOverride", **size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    await tab.call("Emulation.setEmulatedMedia", features=[scheme])
+    overflow = await tab.value(f"document.documentElement.scrollWidth - {width}")
+    colour = await tab.value("getComputedStyle(document.body).backgroundColor")
+    drawn = "Array.from(document.querySelectorAll('svg'), s => s.clientHeight > 60)"
+    return overflow, colour, await tab.value(drawn)
+
+
+def brightness(colour: str) -> float:
+    parts = colour.removeprefix("rgb(").removesuffix(")").split(",")
+    return sum(map(int, parts[:3])) / 3
