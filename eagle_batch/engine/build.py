@@ -65,6 +65,11 @@ def load_parts(spec: EngineSpec) -> Parts:
     return Parts(target, tokenizer, head)
 
 
+def default_device() -> str:
+    """Return the first GPU of this machine, else its CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def assemble(parts: Parts, spec: EngineSpec) -> Engine:
     """Make an engine of loaded parts; without a head it drafts by n-grams, or decodes plainly."""
     context = _context(spec.context, parts.target.shape.context)
