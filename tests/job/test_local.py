@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 from eagle_batch.bench.estimate import RESAMPLES, estimate, interval
 from eagle_batch.cli import main
+from eagle_batch.engine.request import EngineSpec
 from eagle_batch.engine.testing import save_tiny_target
 from eagle_batch.job.local import LocalWorker, first_rows, rows_at
 from eagle_batch.pipeline.draws import drawn
-from tests.job.fake_engine import build_fake
+from tests.job.fake_engine import FakeEngine, build_fake
 from tests.job.fake_job import expected_rows, load_job, run_in_process, write_job
 
 TOPICS = [f"topic {n}" for n in range(11)]
@@ -32,8 +33,13 @@ def test_a_local_worker_makes_the_rows_of_a_job_with_one_engine_and_leaves_nothi
     tmp_path: Path,
 ) -> None:
     job = load_job(write_job(tmp_path, TOPICS))
-    built = []
-    worker = LocalWorker(lambda spec: built.append(spec) or build_fake(spec))  # type: ignore[func-returns-value]
+    built: list[EngineSpec] = []
+
+    def build(spec: EngineSpec) -> FakeEngine:
+        built.append(spec)
+        return build_fake(spec)
+
+    worker = LocalWorker(build)
     made = worker.make(job.pipeline, job.plan, first_rows(job.plan, 3))
     assert shown(made.rows.to_pylist()) == expected_rows(TOPICS)[:6]
     again = worker.make(job.pipeline, job.plan, rows_at(job.plan, [1, 4, 10]))
