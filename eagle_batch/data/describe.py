@@ -11,8 +11,9 @@ from pathlib import Path
 import fsspec
 
 from eagle_batch.data.chat import ChatTemplate, model_folder
+from eagle_batch.data.checks import check_stages
 from eagle_batch.data.plan import Plan, make_plan
-from eagle_batch.data.prompts import Prompter, load_chat
+from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
 from eagle_batch.data.rows import RowReader
 from eagle_batch.data.schema import output_schema, schema_problems
 from eagle_batch.data.sources import DataSet, InputFile, survey
@@ -71,6 +72,8 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
     with _collecting(problems):
         stages = compile_stages(pipeline.stages)
     with _collecting(problems):
+        check_stages(stages)
+    with _collecting(problems):
         chat = _chat(pipeline)
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
@@ -87,7 +90,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
 
 
 def _chat(pipeline: Pipeline) -> ChatTemplate | None:
-    if any(stage.messages is not None for stage in pipeline.stages):
+    if uses_chat(pipeline):
         return load_chat(pipeline)
     model_folder(pipeline.target.model, pipeline.target.revision)  # It must be there all the same.
     return None
@@ -214,7 +217,7 @@ def _workers(pipeline: Pipeline) -> str:
 
 
 def _notes(pipeline: Pipeline, prompter: Prompter) -> Iterator[str]:
-    if pipeline.samples > 1 and all(s.sampling.temperature == 0 for s in pipeline.stages):
+    if pipeline.samples > 1 and all(s.sampling.is_greedy for s in pipeline.stages):
         yield (
             f"samples: {pipeline.samples} samples at temperature 0 are all the same text; "
             "raise stages.*.sampling.temperature or set samples: 1"

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from eagle_batch.errors import ConfigError
 from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.locations import locate, locate_model
+from eagle_batch.pipeline.loops import loop_rules
 from eagle_batch.pipeline.model import Speculation, Target
 from eagle_batch.pipeline.overrides import Key, apply_overrides
 from eagle_batch.pipeline.problems import Rule, explain_problems
@@ -29,6 +30,9 @@ OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "s
 
 #: The name under which a template sees its whole row, for columns that are no identifiers.
 ROW_VARIABLE = "row"
+
+#: The name under which a stage in a loop sees the number of its turn, from 1.
+TURN_VARIABLE = "turn"
 
 
 class Pipeline(Section):
@@ -66,7 +70,7 @@ class Pipeline(Section):
             )
             keys = (f"stages.{i}.sampling.max_tokens", "target.context")
             rules.append((context is not None and limit >= context, (keys, text)))
-        return rules
+        return rules + loop_rules(self.stages)
 
 
 def _stage_name_rules(names: list[str], index: int, name: str) -> list[tuple[bool, Rule]]:
