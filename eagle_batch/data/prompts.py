@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.templates import StageTemplate, compile_stages
 from eagle_batch.errors import ConfigError, Reason, RequestError
-from eagle_batch.pipeline import Message, Pipeline, Stage
+from eagle_batch.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,18 @@ class Prompter:
     #: None where no stage has messages.
     chat: ChatTemplate | None
 
-    def adds_special_tokens(self, stage: int, judge: int | None = None) -> bool:
+    def adds_special_tokens(self, stage: int) -> bool:
         """Whether the tokenizer adds its special tokens; a chat template has written its own."""
-        return not self.stages[stage].is_chat(judge)
+        return not self.stages[stage].is_chat
 
-    def render(self, stage: int, values: Mapping[str, object], judge: int | None = None) -> str:
+    def render(self, stage: int, values: Mapping[str, object]) -> str:
         """Return the prompt of one row; `values` are its columns and the texts of earlier stages.
 
-        It is that of the stage, or of the judge at that place of its validators. Raises
-        RequestError where the row's values make no prompt.
+        Raises RequestError where the row's values make no prompt.
         """
         template = self.stages[stage]
-        messages = template.render(values, judge)
-        if template.is_chat(judge):
+        messages = template.render(values)
+        if template.is_chat:
             assert self.chat is not None
             return self.chat.render(messages)
         text = messages[0]["content"]
@@ -42,34 +41,20 @@ class Prompter:
 
     def problems(self) -> list[str]:
         """Return one line for each stage whose roles the chat template refuses."""
-        if self.chat is None:
-            return []
         lines = []
         for index, template in enumerate(self.stages):
-            for key, messages in _chats(template.stage):
-                try:
-                    self.chat.render([{"role": m.role, "content": "text"} for m in messages])
-                except RequestError as error:
-                    roles = ", ".join(message.role for message in messages)
-                    lines.append(
-                        f"stages.{index}.{key}: found the roles {roles}; {error.message}; "
-                        "change the roles to those the model knows"
-                    )
+            if not template.is_chat or self.chat is None:
+                continue
+            messages = template.stage.messages or ()
+            try:
+                self.chat.render([{"role": m.role, "content": "text"} for m in messages])
+            except RequestError as error:
+                roles = ", ".join(message.role for message in messages)
+                lines.append(
+                    f"stages.{index}.messages: found the roles {roles}; {error.message}; "
+                    "change the roles to those the model knows"
+                )
         return lines
-
-
-def _chats(stage: Stage) -> Iterator[tuple[str, Sequence[Message]]]:
-    """Yield the messages of a stage and of its judges, with where they stand."""
-    if stage.messages is not None:
-        yield "messages", stage.messages
-    for number, validator in enumerate(stage.validators):
-        if validator.judge is not None and validator.judge.messages is not None:
-            yield f"validators.{number}.judge.messages", validator.judge.messages
-
-
-def uses_chat(pipeline: Pipeline) -> bool:
-    """Tell whether anything of a pipeline goes through the model's chat template."""
-    return any(True for stage in pipeline.stages for _ in _chats(stage))
 
 
 def make_prompter(pipeline: Pipeline, now: Callable[[], datetime] = datetime.now) -> Prompter:
@@ -79,7 +64,7 @@ def make_prompter(pipeline: Pipeline, now: Callable[[], datetime] = datetime.now
     start, so that a resumed job repeats its prompts. Raises ConfigError.
     """
     stages = compile_stages(pipeline.stages)
-    chat = load_chat(pipeline, now) if uses_chat(pipeline) else None
+    chat = load_chat(pipeline, now) if any(stage.is_chat for stage in stages) else None
     return Prompter(stages, chat)
 
 
