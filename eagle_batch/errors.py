@@ -44,6 +44,16 @@ class Reason(StrEnum):
     INCOMPLETE_STRUCTURE = "incomplete_structure"
     OUT_OF_RANGE = "out_of_range"
     WORKER_CRASH = "worker_crash"
+    INVALID_SAMPLING = "invalid_sampling"
+    VALIDATION = "validation"
+    VALIDATOR_ERROR = "validator_error"
+    DROPPED = "dropped"
+    CONTAMINATED = "contaminated"
+    DUPLICATE = "duplicate"
+
+
+#: Reasons of rows that were left out on purpose; they are no errors, and are counted apart.
+DROPS = frozenset({Reason.DROPPED, Reason.CONTAMINATED, Reason.DUPLICATE})
 
 
 class EagleBatchError(Exception):

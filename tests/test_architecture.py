@@ -33,11 +33,21 @@ ARROWS = {
     "engine": {"errors", "models"},
     "training": {"errors", "models", "engine"},
     "pipeline": {"errors", "demo", "engine.request"},
-    # Grammars and vocabularies are looked at without torch, so that `validate` can refuse them.
-    "data": {"errors", "demo", "pipeline"}
-    | {"engine.request", "engine.grammars", "engine.vocabularies"},
+    # Grammars are compiled without torch, so that `validate` can refuse a wrong one.
+    "data": {"errors", "demo", "pipeline", "engine.request", "engine.grammars"},
+    "stages": {"errors", "pipeline", "data", "engine.request"},
     "report": {"errors", "pipeline", "engine.request"},
-    "job": {"errors", "demo", "models", "engine", "training", "pipeline", "data", "report"},
+    "job": {
+        "errors",
+        "demo",
+        "models",
+        "engine",
+        "training",
+        "pipeline",
+        "data",
+        "stages",
+        "report",
+    },
     "schedule": {"errors", "pipeline", "data", "job"},
     "bench": {"errors", "engine", "pipeline", "data", "job"},
     "cli": {"demo", "errors"}
@@ -60,7 +70,7 @@ LIBRARIES = {
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }
 
-LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "job", "schedule", "report", "cli"}
+LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "stages", "job", "schedule", "report", "cli"}
 HEAVY = {"torch", "transformers", "ray", "datasets", "pandas", "gguf", "accelerate"}
 
 LONGEST_FUNCTION = 60

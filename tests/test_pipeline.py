@@ -94,7 +94,7 @@ def test_the_documented_file_equals_one_that_leaves_the_defaults_out(tmp_path: P
 
 
 def test_sampling_has_the_fields_and_defaults_of_the_engine() -> None:
-    values = Sampling.model_validate({}).model_dump()
+    values = Sampling.model_validate({}).fixed()
     assert values.pop("logit_bias") == {}
     assert SamplingParams(**values) == SamplingParams()
 

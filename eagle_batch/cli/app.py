@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LAZY = {
     "heads": ("eagle_batch.cli.heads", "heads"),
     "bench": ("eagle_batch.cli.bench", "bench"),
+    "preview": ("eagle_batch.cli.preview", "preview"),
+    "estimate": ("eagle_batch.cli.preview", "estimate"),
     "reference": ("eagle_batch.cli.show", "reference"),
     "report": ("eagle_batch.cli.show", "report"),
     "show": ("eagle_batch.cli.show", "show"),
@@ -100,7 +102,8 @@ def pipeline_arguments(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline:
+def load(path: str, overrides: tuple[str, ...], output: str | None) -> Pipeline:
+    """Read a pipeline file with its overrides; raises ConfigError."""
     from eagle_batch.pipeline import load_pipeline
 
     extra = () if output is None else (f"output.path={output}",)
@@ -146,7 +149,7 @@ def submit(  # noqa: PLR0913 - one parameter an option
 
     from eagle_batch.job.submit import run_on_ray
 
-    loaded = _load(pipeline, overrides, output)
+    loaded = load(pipeline, overrides, output)
     if only_errors:
         from eagle_batch.job.replay import replay
 
@@ -207,8 +210,8 @@ def validate(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -
     """Check a pipeline and its input; every problem at once, nothing is started."""
     from eagle_batch.data.describe import check
 
-    for note in check(_load(pipeline, overrides, output)):
-        click.echo(f"{pipeline}: note: {note}", err=True)
+    for note in check(load(pipeline, overrides, output)):
+        click.echo(f"{pipeline}: note: {note}")
     click.echo(f"{pipeline}: valid")
 
 
@@ -218,7 +221,7 @@ def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> No
     """Show what would run: shards, rows, models, output; nothing is started."""
     from eagle_batch.data.describe import describe
 
-    loaded = _load(pipeline, overrides, output)
+    loaded = load(pipeline, overrides, output)
     for name, value in _plan_lines(loaded, describe(loaded)):
         click.echo(f"{name:<14}{value}")
 
@@ -226,8 +229,7 @@ def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> No
 def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str]]:
     tree = pipeline.speculation
     shape = f"{tree.tree} tree, depth {tree.depth}, width {tree.width}, {tree.nodes} nodes"
-    drafts = tree.head or tree.draft
-    head = "none" if drafts is None else f"{drafts} ({shape})"
+    head = "none, plain decoding" if tree.head is None else f"{tree.head} ({shape})"
     files = ", ".join(file.path for file in summary.files[:5])
     more = f" and {len(summary.files) - 5} more" if len(summary.files) > 5 else ""
     return [

@@ -11,9 +11,9 @@ from pathlib import Path
 import fsspec
 
 from eagle_batch.data.chat import ChatTemplate, model_folder
-from eagle_batch.data.drafts import draft_problems
+from eagle_batch.data.checks import check_stages
 from eagle_batch.data.plan import Plan, make_plan
-from eagle_batch.data.prompts import Prompter, load_chat
+from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
 from eagle_batch.data.rows import RowReader
 from eagle_batch.data.schema import output_schema, schema_problems
 from eagle_batch.data.sources import DataSet, InputFile, survey
@@ -23,7 +23,7 @@ from eagle_batch.data.where import RowFilter
 from eagle_batch.engine.grammars import grammar_problem
 from eagle_batch.errors import ConfigError, RequestError
 from eagle_batch.pipeline import Pipeline
-from eagle_batch.pipeline.locations import is_url
+from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,13 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
     with _collecting(problems):
         stages = compile_stages(pipeline.stages)
     with _collecting(problems):
+        check_stages(stages)
+    with _collecting(problems):
         chat = _chat(pipeline)
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
     problems += _grammar_problems(pipeline)
-    problems += [*draft_problems(pipeline), *_output_problems(pipeline)]
+    problems += _head_problems(pipeline) + _output_problems(pipeline)
     with _collecting(problems):
         data = survey(pipeline)
         problems += _column_problems(pipeline, data, stages)
@@ -88,7 +90,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
 
 
 def _chat(pipeline: Pipeline) -> ChatTemplate | None:
-    if any(stage.messages is not None for stage in pipeline.stages):
+    if uses_chat(pipeline):
         return load_chat(pipeline)
     model_folder(pipeline.target.model, pipeline.target.revision)  # It must be there all the same.
     return None
@@ -150,6 +152,33 @@ def _grammar_problems(pipeline: Pipeline) -> Iterator[str]:
             yield f"stages.{index}.structured.{structured.kind}: cannot be compiled: {problem}"
 
 
+def _head_problems(pipeline: Pipeline) -> list[str]:
+    head = pipeline.speculation.head
+    if head is None:
+        return []
+    if is_demo(head):
+        return _demo_head_problems(head)
+    folder = Path(head)
+    if (folder / "config.json").is_file():
+        return []
+    found = "has no config.json" if folder.is_dir() else "is no folder"
+    line = (
+        f"speculation.head: {head} {found}; expected the folder of an EAGLE head; download or "
+        "train one, or set speculation.method: none and remove the head"
+    )
+    return [line]
+
+
+def _demo_head_problems(head: str) -> list[str]:
+    from eagle_batch import demo
+
+    try:
+        demo.head_path(head.removeprefix(DEMO_PREFIX))
+    except ConfigError as error:
+        return [f"speculation.head: {problem}" for problem in error.problems]
+    return []
+
+
 def _output_problems(pipeline: Pipeline) -> list[str]:
     path = pipeline.output.path
     if is_url(path):
@@ -188,7 +217,7 @@ def _workers(pipeline: Pipeline) -> str:
 
 
 def _notes(pipeline: Pipeline, prompter: Prompter) -> Iterator[str]:
-    if pipeline.samples > 1 and all(s.sampling.temperature == 0 for s in pipeline.stages):
+    if pipeline.samples > 1 and all(s.sampling.is_greedy for s in pipeline.stages):
         yield (
             f"samples: {pipeline.samples} samples at temperature 0 are all the same text; "
             "raise stages.*.sampling.temperature or set samples: 1"

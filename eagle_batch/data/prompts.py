@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.templates import StageTemplate, compile_stages
 from eagle_batch.errors import ConfigError, Reason, RequestError
-from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline import Message, Pipeline, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,19 @@ class Prompter:
     #: None where no stage has messages.
     chat: ChatTemplate | None
 
-    def adds_special_tokens(self, stage: int) -> bool:
+    def adds_special_tokens(self, stage: int, judge: int | None = None) -> bool:
         """Whether the tokenizer adds its special tokens; a chat template has written its own."""
-        return not self.stages[stage].is_chat
+        return not self.stages[stage].is_chat(judge)
 
-    def render(self, stage: int, values: Mapping[str, object]) -> str:
+    def render(self, stage: int, values: Mapping[str, object], judge: int | None = None) -> str:
         """Return the prompt of one row; `values` are its columns and the texts of earlier stages.
 
-        Raises RequestError where the row's values make no prompt.
+        It is that of the stage, or of the judge at that place of its validators. Raises
+        RequestError where the row's values make no prompt.
         """
         template = self.stages[stage]
-        messages = template.render(values)
-        if template.is_chat:
+        messages = template.render(values, judge)
+        if template.is_chat(judge):
             assert self.chat is not None
             return self.chat.render(messages)
         text = messages[0]["content"]
@@ -41,20 +42,34 @@ class Prompter:
 
     def problems(self) -> list[str]:
         """Return one line for each stage whose roles the chat template refuses."""
+        if self.chat is None:
+            return []
         lines = []
         for index, template in enumerate(self.stages):
-            if not template.is_chat or self.chat is None:
-                continue
-            messages = template.stage.messages or ()
-            try:
-                self.chat.render([{"role": m.role, "content": "text"} for m in messages])
-            except RequestError as error:
-                roles = ", ".join(message.role for message in messages)
-                lines.append(
-                    f"stages.{index}.messages: found the roles {roles}; {error.message}; "
-                    "change the roles to those the model knows"
-                )
+            for key, messages in _chats(template.stage):
+                try:
+                    self.chat.render([{"role": m.role, "content": "text"} for m in messages])
+                except RequestError as error:
+                    roles = ", ".join(message.role for message in messages)
+                    lines.append(
+                        f"stages.{index}.{key}: found the roles {roles}; {error.message}; "
+                        "change the roles to those the model knows"
+                    )
         return lines
+
+
+def _chats(stage: Stage) -> Iterator[tuple[str, Sequence[Message]]]:
+    """Yield the messages of a stage and of its judges, with where they stand."""
+    if stage.messages is not None:
+        yield "messages", stage.messages
+    for number, validator in enumerate(stage.validators):
+        if validator.judge is not None and validator.judge.messages is not None:
+            yield f"validators.{number}.judge.messages", validator.judge.messages
+
+
+def uses_chat(pipeline: Pipeline) -> bool:
+    """Tell whether anything of a pipeline goes through the model's chat template."""
+    return any(True for stage in pipeline.stages for _ in _chats(stage))
 
 
 def make_prompter(pipeline: Pipeline, now: Callable[[], datetime] = datetime.now) -> Prompter:
@@ -64,7 +79,7 @@ def make_prompter(pipeline: Pipeline, now: Callable[[], datetime] = datetime.now
     start, so that a resumed job repeats its prompts. Raises ConfigError.
     """
     stages = compile_stages(pipeline.stages)
-    chat = load_chat(pipeline, now) if any(stage.is_chat for stage in stages) else None
+    chat = load_chat(pipeline, now) if uses_chat(pipeline) else None
     return Prompter(stages, chat)
 
 

@@ -25,6 +25,11 @@ GENERATION = pa.struct(
         pa.field("accepted", pa.int32()),
         pa.field("acceptance_length", pa.float32()),
         pa.field("seed", pa.int64()),
+        pa.field("turn", pa.int32()),
+        pa.field("candidate", pa.int32()),
+        pa.field("attempt", pa.int32()),
+        pa.field("kept", pa.bool_()),
+        pa.field("score", pa.float32()),
     ]
 )
 TOKEN_IDS = pa.struct([pa.field("stage", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
@@ -47,7 +52,7 @@ ERROR_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How one stage's text came about; an item of the `generation` column."""
+    """How one text came about; an item of the `generation` column."""
 
     stage: str
     prompt_tokens: int
@@ -59,22 +64,29 @@ class Generation:
     acceptance_length: float
     #: Address of the completion's noise.
     seed: int
+    #: Turn of the stage's loop, candidate, and times that it was tried before; all from 0.
+    turn: int = 0
+    candidate: int = 0
+    attempt: int = 0
+    #: Whether the text is in the output, and what it was chosen by.
+    kept: bool = True
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One finished row: texts and statistics by stage, in the order of the stages."""
+    """One finished row: texts in the order of the stages, and every generation it took."""
 
     id: str
     sample: int
     #: Position of the input row in the table that is passed through.
     row: int
-    texts: tuple[str, ...]
+    texts: tuple[str | list[str] | None, ...]
     generation: tuple[Generation, ...]
-    #: Token ids by stage; only written with output.token_ids.
-    token_ids: tuple[tuple[int, ...], ...] = ()
-    #: Characters by stage, drafted and the target's own in turn; only written with output.spans.
-    spans: tuple[tuple[int, ...], ...] = ()
+    #: Stage and token ids of each text that is kept; only written with output.token_ids.
+    token_ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Stage and characters, drafted and the target's own in turn; only with output.spans.
+    spans: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +145,10 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
         columns[stage.name] = column_values(stage, [row.texts[index] for row in rows])
     columns |= dict(zip(passed, taken.columns, strict=True))
     if pipeline.output.token_ids:
-        ids = [_by_stage(pipeline, "ids", row.token_ids) for row in rows]
+        ids = [_by_stage("ids", row.token_ids) for row in rows]
         columns["token_ids"] = pa.array(ids, pa.list_(TOKEN_IDS))
     if pipeline.output.spans:
-        spans = [_by_stage(pipeline, "characters", row.spans) for row in rows]
+        spans = [_by_stage("characters", row.spans) for row in rows]
         columns["spans"] = pa.array(spans, pa.list_(SPANS))
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
@@ -169,13 +181,8 @@ def schema_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
     return lines + _unwritable(source, passed)
 
 
-def _by_stage(
-    pipeline: Pipeline, name: str, lists: Sequence[tuple[int, ...]]
-) -> list[dict[str, object]]:
-    return [
-        {"stage": stage.name, name: list(numbers)}
-        for stage, numbers in zip(pipeline.stages, lists, strict=True)
-    ]
+def _by_stage(name: str, lists: Sequence[tuple[str, tuple[int, ...]]]) -> list[dict[str, object]]:
+    return [{"stage": stage, name: list(numbers)} for stage, numbers in lists]
 
 
 def _missing(name: str, known: Sequence[str]) -> str:

@@ -29,7 +29,13 @@ class NoColumnTypeError(ValueError):
 
 
 def column_type(stage: Stage) -> pa.DataType:
-    """Return the type of a stage's column; text wherever no other type fits."""
+    """Return the type of a stage's column: of its text, or a list where it keeps several."""
+    kind = text_type(stage)
+    return pa.list_(kind) if stage.keep == "all" else kind
+
+
+def text_type(stage: Stage) -> pa.DataType:
+    """Return the type of one text of a stage; text wherever no other type fits."""
     try:
         return _declared_type(stage)
     except NoColumnTypeError:
@@ -45,21 +51,26 @@ def untyped_reason(stage: Stage) -> str | None:
     return None
 
 
-def column_values(stage: Stage, texts: Sequence[str]) -> pa.Array:
-    """Return a stage's texts as its column.
+def column_values(stage: Stage, texts: Sequence[str | list[str] | None]) -> pa.Array:
+    """Return a stage's texts as its column; null where the stage was left out.
 
     Raises ValueError or pa.ArrowException where a text does not hold a value of the type.
     """
-    kind = column_type(stage)
-    if pa.types.is_string(kind) and not _is_string_schema(stage):
-        return pa.array(texts, kind)
-    return pa.array([json.loads(text) for text in texts], kind)
+    is_text = pa.types.is_string(text_type(stage)) and not _is_string_schema(stage)
+    values = list(texts) if is_text else [_value(text) for text in texts]
+    return pa.array(values, column_type(stage))
+
+
+def _value(text: str | list[str] | None) -> Any:
+    if text is None:
+        return None
+    return [json.loads(each) for each in text] if isinstance(text, list) else json.loads(text)
 
 
 def value_problem(stage: Stage, text: str) -> str | None:
     """Return why a text, which its grammar permits, has no place in the stage's column."""
     try:
-        column_values(stage, [text])
+        column_values(stage, [[text] if stage.keep == "all" else text])
     except (ValueError, OverflowError, pa.ArrowException) as error:
         return " ".join(str(error).split())
     return None

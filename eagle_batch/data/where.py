@@ -11,7 +11,8 @@ import pyarrow as pa
 from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
 
-from eagle_batch.data.templates import environment, plain, row_keys, uses_whole_row
+from eagle_batch.data.sandbox import Sandbox, plain
+from eagle_batch.data.templates import row_keys, uses_whole_row
 from eagle_batch.data.values import value_at
 from eagle_batch.errors import ConfigError, DataError
 from eagle_batch.pipeline import ROW_VARIABLE
@@ -27,7 +28,7 @@ class RowFilter:
     def __init__(self, text: str) -> None:
         """Compile the expression; raises ConfigError where it is none."""
         self._text = text
-        jinja = environment()
+        self._sandbox = jinja = Sandbox()
         try:
             self._tree = jinja.parse("{{ (" + text + ") }}")
             self._expression = jinja.compile_expression(text, undefined_to_none=False)
@@ -86,4 +87,4 @@ class RowFilter:
     def _evaluate(self, columns: dict[str, pa.ChunkedArray], row: int) -> Any:
         values = {name: plain(value_at(column, row)) for name, column in columns.items()}
         context = values if ROW_VARIABLE in values else {**values, ROW_VARIABLE: values}
-        return self._expression(context)
+        return self._sandbox.evaluate(self._expression, context)

@@ -75,6 +75,8 @@ class PumpReport:
     waiting: int = 0
     #: What the worker has to tell the user.
     notices: tuple[str, ...] = ()
+    #: (validator, whether it passed) and the texts of which that was said.
+    checked: tuple[tuple[tuple[str, bool], int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
-from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams, noise_key
-from eagle_batch.errors import ConfigError, LedgerError, Reason, RequestError, StoreError
+from eagle_batch.engine.request import Completion, EngineMetrics, Request
+from eagle_batch.errors import ConfigError, LedgerError, RequestError, StoreError
 from eagle_batch.job.elastic import ElasticEngine
-from eagle_batch.job.faults import fault_finder
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
@@ -25,7 +25,10 @@ from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease
 from eagle_batch.job.work import Flow, TaskWork
-from eagle_batch.pipeline import Stage
+from eagle_batch.stages.calls import Call, Record
+from eagle_batch.stages.graph import Graph
+
+Calls = tuple[tuple[str, Call], ...]
 
 
 class Worker:
@@ -46,8 +49,7 @@ class Worker:
         started = datetime.fromtimestamp(spec.started, UTC)
         self._prompter = make_prompter(pipeline, lambda: started)
         self._reader = RowReader(pipeline, plan, self._prompter.stages)
-        self._params = [_params(stage) for stage in pipeline.stages]
-        self._faults = [fault_finder(stage) for stage in pipeline.stages]
+        self._graph = Graph(pipeline, self._prompter)
         self._engine = ElasticEngine(spec.build, engine_spec(spec))
         self._objects = Objects(
             store or open_store(pipeline.output.path),
@@ -60,6 +62,7 @@ class Worker:
         self._reported = EngineMetrics()
         self._units = 0
         self._unit_tokens = self._unit_tokens_squared = 0
+        self._checked: Counter[tuple[str, bool]] = Counter()
         self._failed: list[tuple[Lease, Failure]] = []
 
     def info(self) -> WorkerInfo:
@@ -94,7 +97,7 @@ class Worker:
         except (ConfigError, OSError) as error:
             self._failed.append((lease, Failure.of(error)))
             return
-        self._work.append(TaskWork(self._pipeline, lease, rows))
+        self._work.append(TaskWork(self._pipeline, lease, rows, self._graph))
 
     def _fill(self) -> None:
         """Keep one batch waiting behind the one that runs, oldest task first."""
@@ -103,63 +106,53 @@ class Worker:
                 flow = work.next_flow()
                 if flow is None:
                     break
-                self._submit(flow)
+                self._go_on(flow, flow.begin)
 
-    def _submit(self, flow: Flow) -> None:
-        """Render the flow's next stage and give it to the engine; a row's fault quarantines it."""
+    def _go_on(self, flow: Flow, take: Callable[[], Calls | None]) -> None:
+        """Give the engine what a flow needs next, or end it; a row's fault quarantines it."""
         try:
-            request = self._request(flow)
-            self._engine.add(request)
+            calls = take()
+            if calls is None:
+                flow.work.complete(flow, self._spans if self._pipeline.output.spans else None)
+                self._count(flow)
+                return
+            for handle, call in calls:
+                self._engine.add(self._request(flow, handle, call))
+                self._flows[handle] = flow
         except RequestError as error:
-            self._quarantine(flow, error.reason, error.message)
-            return
-        flow.seeds.append(request.noise_key)
-        self._flows[request.id] = flow
+            flow.work.quarantine(flow, error.reason, error.message)
+            self._count(flow)
 
-    def _request(self, flow: Flow) -> Request:
-        values = flow.work.values(flow)
-        text = self._prompter.render(flow.stage, values)
-        special = self._prompter.adds_special_tokens(flow.stage)
-        ids = self._engine.tokenizer.encode(text, add_special_tokens=special)
-        name = self._pipeline.stages[flow.stage].name
+    def _request(self, flow: Flow, handle: str, call: Call) -> Request:
+        ids = self._engine.tokenizer.encode(call.prompt, add_special_tokens=call.special)
         return Request(
-            id=flow.request_id,
+            id=handle,
             prompt_ids=tuple(ids),
-            params=self._params[flow.stage],
-            noise_key=noise_key(self._pipeline.seed, flow.row_id, flow.sample, name),
+            params=call.params,
+            noise_key=flow.walk.noise(call),
         )
 
     def _advance(self, completion: Completion) -> None:
         """Move a flow on to its next stage, or to its end."""
-        flow = self._flows.pop(completion.request_id)
-        fault = self._faults[flow.stage](completion)
-        if fault is not None:
-            self._quarantine(flow, *fault)
-            return
-        flow.completions.append(completion)
-        if self._pipeline.output.spans:
-            flow.spans.append(span_lengths(completion, self._decode))
-        if flow.stage + 1 < len(self._params):
-            flow.stage += 1
-            self._submit(flow)
-        else:
-            flow.work.complete(flow)
-            self._count(flow)
+        handle = completion.request_id
+        flow = self._flows.pop(handle)
+        # One that was quarantined may have more in the engine.
+        if not flow.ended:
+            self._go_on(flow, lambda: flow.come(handle, completion))
+
+    def _spans(self, record: Record) -> tuple[str, tuple[int, ...]]:
+        return record.call.name, span_lengths(record.completion, self._decode)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._engine.tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def _quarantine(self, flow: Flow, reason: Reason, message: str) -> None:
-        flow.work.quarantine(flow, reason, message)
-        self._count(flow)
-
     def _count(self, flow: Flow) -> None:
         self._units += 1
-        tokens = sum(len(item.token_ids) for item in flow.completions)
-        self._unit_tokens += tokens
-        self._unit_tokens_squared += tokens * tokens
+        self._unit_tokens += flow.tokens
+        self._unit_tokens_squared += flow.tokens * flow.tokens
+        self._checked.update(flow.walk.checked)
 
     def _commit_finished(self) -> list[tuple[Lease, Commit]]:
         finished = [work for work in self._work if work.done]
@@ -189,15 +182,10 @@ class Worker:
             slots=self._engine.slots,
             waiting=self._engine.waiting,
             notices=tuple(self._engine.notices),
+            checked=tuple(self._checked.items()),
         )
+        self._checked.clear()
         self._engine.notices.clear()
         self._reported, self._failed = total, []
         self._units = self._unit_tokens = self._unit_tokens_squared = 0
         return report
-
-
-def _params(stage: Stage) -> SamplingParams:
-    values = stage.sampling.model_dump()
-    values["logit_bias"] = tuple(stage.sampling.logit_bias.items())
-    structured = None if stage.structured is None else stage.structured.request
-    return SamplingParams(**values, structured=structured)

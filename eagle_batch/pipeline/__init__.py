@@ -8,14 +8,16 @@ from eagle_batch.pipeline.fingerprint import (
 )
 from eagle_batch.pipeline.model import Speculation, Target
 from eagle_batch.pipeline.prompt import Message
+from eagle_batch.pipeline.quality import Judge, Length, Validator, Vote
 from eagle_batch.pipeline.result import Output
 from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
 from eagle_batch.pipeline.sampling import Sampling
 from eagle_batch.pipeline.source import Input
-from eagle_batch.pipeline.stage import Stage
+from eagle_batch.pipeline.stage import Repeat, Stage
 from eagle_batch.pipeline.whole import (
     OUTPUT_COLUMNS,
     ROW_VARIABLE,
+    TURN_VARIABLE,
     Pipeline,
     load_pipeline,
     parse_pipeline,
@@ -24,17 +26,23 @@ from eagle_batch.pipeline.whole import (
 __all__ = [
     "OUTPUT_COLUMNS",
     "ROW_VARIABLE",
+    "TURN_VARIABLE",
     "EngineOptions",
     "Input",
     "InputIdentity",
+    "Judge",
+    "Length",
     "Limits",
     "Message",
     "Output",
     "Pipeline",
+    "Repeat",
     "Sampling",
     "Speculation",
     "Stage",
     "Target",
+    "Validator",
+    "Vote",
     "Workers",
     "explain_difference",
     "fingerprint",

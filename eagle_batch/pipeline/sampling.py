@@ -1,13 +1,17 @@
-"""How a completion is sampled."""
+"""How a completion is sampled, for all rows or by a row's own columns."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eagle_batch.pipeline.base import Count, Section
 from eagle_batch.pipeline.problems import Rule
+
+#: A value that is an expression over the row: "{{ temperature }}".
+_EXPRESSION = re.compile(r"\{\{.*\}\}", re.DOTALL)
 
 
 class Sampling(Section):
@@ -62,7 +66,41 @@ class Sampling(Section):
         )
     )
 
+    by_row: dict[str, str] = Field(
+        default_factory=dict,
+        description="Fields that each row sets for itself: field -> Jinja expression. "
+        '`temperature: "{{ heat }}"` is short for it.',
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_expressions(cls, data: Any) -> Any:
+        """Take values in braces as expressions over the row."""
+        if not isinstance(data, dict):
+            return data
+        found = {
+            name: value
+            for name, value in data.items()
+            if name in cls.model_fields and isinstance(value, str) and _EXPRESSION.fullmatch(value)
+        }
+        given = data.get("by_row") or {}
+        if not found or not isinstance(given, dict):
+            return data
+        rest = {name: value for name, value in data.items() if name not in found}
+        return {**rest, "by_row": {**given, **found}}
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the same prompt always makes the same text, in every row."""
+        return self.temperature == 0 and "temperature" not in self.by_row
+
+    def fixed(self) -> dict[str, Any]:
+        """Return the fields that are the same for every row, by name."""
+        return self.model_dump(exclude={"by_row"})
+
     def _rules(self) -> list[tuple[bool, Rule]]:
+        settable = [name for name in Sampling.model_fields if name != "by_row"]
+        unknown = sorted(set(self.by_row) - set(settable))
         return [
             (
                 self.min_tokens > self.max_tokens,
@@ -70,5 +108,9 @@ class Sampling(Section):
                     ("min_tokens", "max_tokens"),
                     f"found {self.min_tokens} and {self.max_tokens}; expected min <= max",
                 ),
-            )
+            ),
+            (
+                bool(unknown),
+                (("by_row",), f"found {', '.join(unknown)}; expected one of {', '.join(settable)}"),
+            ),
         ]

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from eagle_batch.errors import ConfigError
 from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.locations import locate, locate_model
+from eagle_batch.pipeline.loops import loop_rules
 from eagle_batch.pipeline.model import Speculation, Target
 from eagle_batch.pipeline.overrides import Key, apply_overrides
 from eagle_batch.pipeline.problems import Rule, explain_problems
@@ -29,6 +30,9 @@ OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "s
 
 #: The name under which a template sees its whole row, for columns that are no identifiers.
 ROW_VARIABLE = "row"
+
+#: The name under which a stage in a loop sees the number of its turn, from 1.
+TURN_VARIABLE = "turn"
 
 
 class Pipeline(Section):
@@ -66,7 +70,7 @@ class Pipeline(Section):
             )
             keys = (f"stages.{i}.sampling.max_tokens", "target.context")
             rules.append((context is not None and limit >= context, (keys, text)))
-        return rules
+        return rules + loop_rules(self.stages)
 
 
 def _stage_name_rules(names: list[str], index: int, name: str) -> list[tuple[bool, Rule]]:
@@ -105,7 +109,7 @@ def parse_pipeline(data: Any, source: str, set_keys: Sequence[Key] = ()) -> Pipe
 
 def _settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
     """Return the pipeline with absolute paths: inputs by the file's folder, the output by ours."""
-    head, draft = pipeline.speculation.head, pipeline.speculation.draft
+    head = pipeline.speculation.head
     inputs = tuple(locate(path, folder) for path in pipeline.input.path)
     changes = {
         "input": pipeline.input.model_copy(update={"path": inputs}),
@@ -113,10 +117,7 @@ def _settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
             update={"model": locate_model(pipeline.target.model, folder)}
         ),
         "speculation": pipeline.speculation.model_copy(
-            update={
-                "head": None if head is None else locate(head, folder),
-                "draft": None if draft is None else locate_model(draft, folder),
-            }
+            update={"head": None if head is None else locate(head, folder)}
         ),
         "output": pipeline.output.model_copy(
             update={"path": locate(pipeline.output.path, Path.cwd())}

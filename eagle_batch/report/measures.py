@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,25 +35,47 @@ def with_measures(table: pa.Table, stages: Sequence[str]) -> pa.Table:
 
 
 def measures(generation: pa.Array, stages: Sequence[str]) -> dict[str, Any]:
-    """Return the measures of a `generation` column, by name."""
+    """Return the measures of a `generation` column, by name.
+
+    Those of a stage add up all of its generations, the ones that were not kept included, and those
+    of a row add the judges' too. The finish is that of the text that is kept, null without one.
+    """
+    rows = len(generation)
+    items = generation.flatten()
+    owners = np.asarray(pc.list_parent_indices(generation), np.int64)
+    names = np.asarray(pc.struct_field(items, "stage").to_pylist(), object)
+    everything = np.ones(len(items), bool)
+    found = _sums(items, owners, everything, rows, "")
+    for stage in stages:
+        mine = names == stage
+        found |= _sums(items, owners, mine, rows, f"{stage}.")
+        found[f"{stage}.finish"] = _finishes(items, owners, mine & _kept(items), rows)
+    return found
+
+
+def _sums(
+    items: pa.Array, owners: np.ndarray, chosen: np.ndarray, rows: int, prefix: str
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for index, stage in enumerate(stages):
-        item = _item(generation, index)
-        for measure, field in FIELDS.items():
-            values = pc.cast(pc.struct_field(item, field), pa.int64())
-            found[measure] = values if index == 0 else pc.add(found[measure], values)
-            found[f"{stage}.{measure}"] = values
-        found[f"{stage}.acceptance"] = _ratio(found, f"{stage}.")
-        found[f"{stage}.finish"] = pc.struct_field(item, "finish_reason")
-    return found | {"acceptance": _ratio(found, "")}
-
-
-def _item(generation: pa.Array, index: int) -> pa.Array:
-    if len(generation) == 0:
-        return pa.array([], generation.type.value_type)
-    return pc.list_element(generation, index)
-
-
-def _ratio(found: dict[str, Any], prefix: str) -> Any:
+    for measure, field in FIELDS.items():
+        values = np.asarray(pc.struct_field(items, field), np.float64)
+        sums = np.bincount(owners[chosen], values[chosen], rows)
+        found[f"{prefix}{measure}"] = pa.array(sums.astype(np.int64))
     passes = pc.max_element_wise(found[f"{prefix}passes"], 1)
-    return pc.divide(pc.cast(found[f"{prefix}tokens"], pa.float64()), passes)
+    tokens = pc.cast(found[f"{prefix}tokens"], pa.float64())
+    return found | {f"{prefix}acceptance": pc.divide(tokens, passes)}
+
+
+def _kept(items: pa.Array) -> np.ndarray:
+    """Return which generations are in the output; an output of an older version holds no other."""
+    if items.type.get_field_index("kept") < 0:
+        return np.ones(len(items), bool)
+    return np.asarray(pc.struct_field(items, "kept").to_pylist(), bool)
+
+
+def _finishes(items: pa.Array, owners: np.ndarray, chosen: np.ndarray, rows: int) -> pa.Array:
+    finishes: list[str | None] = [None] * rows
+    reasons = pc.struct_field(items, "finish_reason").to_pylist()
+    for place in np.flatnonzero(chosen):
+        finishes[owners[place]] = reasons[place]
+    return pa.array(finishes, pa.string())

@@ -104,20 +104,34 @@ def _parts(row: dict[str, Any], facts: OutputFacts, *, colour: bool) -> Iterator
             yield Text.assemble((f"{name}: ", "cyan"), str(row[name]))
     for name in facts.stages:
         yield Text()
-        value = row[name]
         # A column of a JSON schema holds values; spans count the characters of what was written.
-        characters = stage_spans(row, name) if isinstance(value, str) else None
+        characters = stage_spans(row, name) if isinstance(row[name], str) else None
         if characters is None:
             yield Text(name, style="bold cyan")
-            yield Text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            yield from _texts(row[name])
         else:
             drafted = f"  {share_drafted(characters):.0%} drafted"
             yield Text.assemble((name, "bold cyan"), (drafted, "dim"))
-            yield coloured(value, characters, colour=colour)
+            yield coloured(row[name], characters, colour=colour)
     yield Text()
     yield _numbers(row)
     if row.get("spans"):
         yield legend(colour=colour)
+
+
+def _texts(value: Any) -> Iterator[Text]:
+    """Yield a stage's text or value, or each of those that it kept."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield Text.assemble((f"{number}: ", "dim"), _written(item))
+    else:
+        yield Text(_written(value))
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _numbers(row: dict[str, Any]) -> Table:
@@ -135,5 +149,6 @@ def _numbers(row: dict[str, Any]) -> Table:
         )
         length = item["completion_tokens"] / max(1, item["target_passes"])
         texts = [f"{count:,}" for count in counts]
-        table.add_row(item["stage"], *texts, f"{length:.2f}", item["finish_reason"])
+        finish = item["finish_reason"] + ("" if item.get("kept", True) else ", not kept")
+        table.add_row(item["stage"], *texts, f"{length:.2f}", finish)
     return table

@@ -44,7 +44,7 @@ def finished(row: int, sample: int = 0) -> OutputRow:
         row=row,
         texts=(f"q{row}", "😀"),
         generation=(generation("question"), generation("answer")),
-        token_ids=((1, 2), ()),
+        token_ids=(("question", (1, 2)), ("answer", ())),
     )
 
 
@@ -64,7 +64,7 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
     statistics = (
         "stage: string, prompt_tokens: int32, completion_tokens: int32, finish_reason: string, "
         "target_passes: int32, drafted: int32, accepted: int32, acceptance_length: float, "
-        "seed: int64"
+        "seed: int64, turn: int32, candidate: int32, attempt: int32, kept: bool, score: float"
     )
     assert [(field.name, str(field.type)) for field in schema] == [
         ("id", "string"),
@@ -117,6 +117,11 @@ def test_a_row_says_how_it_came_about(tmp_path: Path) -> None:
                 "accepted": 2,
                 "acceptance_length": 2.0,
                 "seed": NOISE,
+                "turn": 0,
+                "candidate": 0,
+                "attempt": 0,
+                "kept": True,
+                "score": None,
             }
             for stage in ("question", "answer")
         ],

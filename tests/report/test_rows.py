@@ -85,9 +85,10 @@ def test_values_of_another_type_are_refused() -> None:
 def generation(*items: tuple[int, int]) -> list[dict[str, Any]]:
     names = ("prompt_tokens", "drafted", "accepted")
     return [
-        {"completion_tokens": tokens, "target_passes": passes, "finish_reason": "eos"}
+        {"stage": stage, "completion_tokens": tokens, "target_passes": passes}
+        | {"finish_reason": "eos"}
         | dict.fromkeys(names, 1)
-        for tokens, passes in items
+        for stage, (tokens, passes) in zip(("one", "two"), items, strict=False)
     ]
 
 
@@ -98,6 +99,23 @@ def test_measures_are_of_each_stage_and_of_the_row() -> None:
     assert found["two.tokens"].to_pylist() == [4, 1]
     assert found["tokens"].to_pylist() == [10, 6]
     assert found["acceptance"].to_pylist() == [2.5, 6.0]
+
+
+def test_texts_that_were_not_kept_and_judges_count_for_their_row() -> None:
+    """One row of two candidates and a judge, one where the stage was left out."""
+    first, second = generation((6, 3), (4, 1))
+    items = [
+        first | {"kept": False, "finish_reason": "length"},
+        first | {"completion_tokens": 5, "kept": True},
+        first | {"stage": "one.0.judge", "completion_tokens": 1, "kept": False},
+        second | {"kept": True},
+    ]
+    table = pa.table({"generation": [items, items[3:]]})
+    found = measures(table["generation"].combine_chunks(), ["one", "two"])
+    assert found["tokens"].to_pylist() == [16, 4]
+    assert found["one.tokens"].to_pylist() == [11, 0]
+    assert found["one.finish"].to_pylist() == ["eos", None]
+    assert found["two.finish"].to_pylist() == ["eos", "eos"]
 
 
 def test_a_column_of_the_data_keeps_its_name() -> None:
