@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from eagle_batch.pipeline import Pipeline
 
 
-@click.command()
+@click.command(short_help="Measure a target with and without its head.")
 @click.argument("pipeline", type=click.Path())
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a field.")
 @click.option(

@@ -26,7 +26,7 @@ def heads() -> None:
     """Train and check EAGLE heads."""
 
 
-@heads.command()
+@heads.command(short_help="Train a head, or resume its training.")
 @click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
 def train(*, config: Path, plain: bool) -> None:
@@ -44,7 +44,7 @@ def train(*, config: Path, plain: bool) -> None:
     _say_chain_length(result.best.chain_length)
 
 
-@heads.command()
+@heads.command(short_help="Load a head strictly and measure its acceptance.")
 @click.argument("head")
 @click.argument("target")
 @click.option(
