@@ -211,7 +211,7 @@ def validate(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -
     from eagle_batch.data.describe import check
 
     for note in check(load(pipeline, overrides, output)):
-        click.echo(f"{pipeline}: note: {note}")
+        click.echo(f"{pipeline}: note: {note}", err=True)
     click.echo(f"{pipeline}: valid")
 
 
@@ -229,7 +229,8 @@ def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> No
 def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str]]:
     tree = pipeline.speculation
     shape = f"{tree.tree} tree, depth {tree.depth}, width {tree.width}, {tree.nodes} nodes"
-    head = "none, plain decoding" if tree.head is None else f"{tree.head} ({shape})"
+    drafts = tree.head or tree.draft
+    head = "none" if drafts is None else f"{drafts} ({shape})"
     files = ", ".join(file.path for file in summary.files[:5])
     more = f" and {len(summary.files) - 5} more" if len(summary.files) > 5 else ""
     return [
