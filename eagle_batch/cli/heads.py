@@ -70,6 +70,32 @@ def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
         _say_chain_length(report.acceptance.chain_length)
 
 
+@heads.command(short_help="Explain a measured speed-up by acceptance and costs.")
+@click.argument("bench", type=click.Path(dir_okay=False, path_type=Path))
+def explain(*, bench: Path) -> None:
+    """Explain the speed-ups in BENCH, a file of `bench --json`, by acceptance and costs.
+
+    A draft makes L / (d + v) times the tokens of plain decoding, L being the tokens of a round,
+    d + v what it costs in plain passes. Beside it stands what was measured.
+    """
+    import json
+
+    from eagle_batch.bench.explain import accounts
+    from eagle_batch.bench.explain import explain as lines
+
+    try:
+        found = accounts(json.loads(bench.read_text("utf-8"))["results"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{bench}: expected a file that `eagle-batch bench PIPELINE --json FILE` wrote ({error})"
+        ) from error
+    if not found:
+        raise ConfigError(f"{bench}: plain decoding alone was measured; bench with a head")
+    for account in found:
+        for line in lines(account):
+            click.echo(line)
+
+
 def load_training_config(path: Path) -> TrainingConfig:
     """Read a training file; raises ConfigError that lists every problem with its key."""
     from eagle_batch.pipeline.problems import explain_problems

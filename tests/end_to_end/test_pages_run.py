@@ -6,6 +6,7 @@ What looks at an output runs in each suite, over the demo job; what makes one ru
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,12 +22,16 @@ from click.testing import CliRunner
 
 from eagle_batch import demo
 from eagle_batch.cli import main
+from tests.bench.test_explain import record
 from tests.end_to_end.commands import DemoRun, eagle_batch
 from tests.test_docs import blocks
 from tests.test_docs_pages import TEXTS, commands_typed
 
 #: Commands that only look; they run in this process, over the demo's output.
-LOOKING = ("validate", "plan", "status", "show", "verify", "report", "reference")
+LOOKING = (
+    *("validate", "plan", "status", "show", "verify", "report", "reference"),
+    "heads explain",
+)
 #: First words -> what makes the command short.
 SHORT = {
     "submit": (
@@ -56,7 +61,7 @@ def elsewhere(line: str) -> bool:
 
 
 def looks(line: str) -> bool:
-    return words(line).split()[0] in LOOKING
+    return words(line).startswith(LOOKING)
 
 
 @pytest.fixture
@@ -66,6 +71,8 @@ def place(demo_run: DemoRun, repository: Path, tmp_path: Path) -> Path:
     (tmp_path / "runs").mkdir()
     for name in ("synth", "try"):
         shutil.copytree(demo_run.output, tmp_path / "runs" / name)
+    results = [record("plain"), record("chain:2", accepted_at=[0.5])]
+    (tmp_path / "bench.json").write_text(json.dumps({"results": results}))
     return tmp_path
 
 
