@@ -87,7 +87,7 @@ def explain(*, bench: Path) -> None:
         found = accounts(json.loads(bench.read_text("utf-8"))["results"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{bench}: expected a file that `eagle-batch bench PIPELINE --json FILE` wrote ({error})"
+            f"{bench}: expected what `eagle-batch bench PIPELINE --json FILE` writes ({error})"
         ) from error
     if not found:
         raise ConfigError(f"{bench}: plain decoding alone was measured; bench with a head")

@@ -65,7 +65,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     result = CliRunner().invoke(main, ["heads", "explain", str(path)])
     assert result.exit_code == 2
-    assert "expected a file that `eagle-batch bench PIPELINE --json FILE` wrote" in result.output
+    assert "expected what `eagle-batch bench PIPELINE --json FILE` writes" in result.output
 
 
 def test_plain_decoding_alone_explains_nothing(tmp_path: Path) -> None:
