@@ -18,7 +18,8 @@ from eagle_batch.cli import app
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import EagleBatchError, ExitCode, OutputBusyError
 from eagle_batch.job import submit
-from eagle_batch.job.driver import Job, JobResult, Watcher, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job, JobResult, Watcher
 from eagle_batch.pipeline import Pipeline
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import InProcessPool, load_job, run_in_process, write_job

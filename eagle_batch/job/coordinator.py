@@ -164,6 +164,7 @@ class Coordinator:
         alone = len(worker.holding) == 1
         for key in worker.holding:
             entry = self.entries[key]
+            entry.haunted |= event.maybe_alive
             del entry.holders[event.worker]
             # Another worker may yet finish it; if it does not, the loss of that one is counted.
             if entry.holders:
@@ -205,6 +206,13 @@ class Coordinator:
         # A task that had company may be innocent, however often; as a suspect it has none.
         if not alone or entry.losses < self._bearable(entry.task):
             self._put_back(entry)
+            return []
+        if entry.task.rows > 1 and entry.haunted and not self.rules.exclusive:
+            entry.reason = (
+                "it loses its workers, and is not split: the store has no conditional put, and one "
+                f"of them may still write it; {reason}"
+            )
+            self._finish(entry, State.FAILED, 0, 0)
             return []
         lease = self._lease(entry, DRIVER)
         if entry.task.rows == 1:
@@ -263,7 +271,7 @@ class Coordinator:
 
     def _on_slow(self, event: TasksSlow) -> list[Command]:
         """Give slow tasks to workers that have nothing to do; each once, and none in doubt."""
-        if not self.rules.hedge or self._fresh or self._suspects:
+        if not (self.rules.hedge and self.rules.exclusive) or self._fresh or self._suspects:
             return []
         idle = [n for n, w in self.workers.items() if w.ready and not w.holding and not w.draining]
         slow = [entry for key in event.keys if (entry := self.entries[key]).may_be_hedged]
@@ -396,9 +404,14 @@ class Coordinator:
         entry.state = State.LEASED
         entry.attempt += 1
         entry.holders[holder] = entry.attempt
-        return Lease(entry.task, entry.attempt, self.run)
+        return Lease(entry.task, entry.attempt, self.run, self.rules.exclusive)
 
     # -- looking in --------------------------------------------------------------------------
+
+    def tried_again(self) -> list[Task]:
+        """Return the finished tasks that had more than one attempt."""
+        entries = self.entries.values()
+        return [e.task for e in entries if e.state is State.DONE and e.attempt > 1]
 
     def tally(self) -> Tally:
         """Return the counts of the job so far; parts and closed tasks count as tasks."""

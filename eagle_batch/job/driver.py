@@ -10,12 +10,9 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
-from eagle_batch.data.plan import Plan
-from eagle_batch.data.prompts import Prompter
 from eagle_batch.data.rows import RowReader
 from eagle_batch.errors import (
     ConfigError,
@@ -25,7 +22,7 @@ from eagle_batch.errors import (
     StoreError,
 )
 from eagle_batch.job.coordinator import Coordinator
-from eagle_batch.job.entries import DRIVER, Rules
+from eagle_batch.job.entries import DRIVER
 from eagle_batch.job.events import (
     Assign,
     CloseTask,
@@ -50,16 +47,16 @@ from eagle_batch.job.events import (
     WorkerStartFailed,
 )
 from eagle_batch.job.interrupts import Interrupts
-from eagle_batch.job.ledger import METRICS, Identity, Ledger, Scan
+from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
+from eagle_batch.job.ledger import METRICS, Ledger, Scan
 from eagle_batch.job.logs import Log
-from eagle_batch.job.meter import Meter, Snapshot
+from eagle_batch.job.meter import Meter
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import (
     Draining,
     Failure,
     Lost,
     NoRoom,
-    Pool,
     PoolEvent,
     Pumped,
     Room,
@@ -69,8 +66,6 @@ from eagle_batch.job.reports import (
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from eagle_batch.job.work import lost_rows, no_rows
-from eagle_batch.pipeline import Pipeline
-from eagle_batch.pipeline.fingerprint import resolved
 
 #: Seconds a worker runs before it reports.
 PUMP_S = 1.0
@@ -85,74 +80,6 @@ SLOW_TIMES = 2.0
 SLOW_S = 10.0
 #: Seconds that running pumps get to return when a job ends early.
 DRAIN_S = 20.0
-
-
-class Watcher(Protocol):
-    """Somebody who is shown how the job goes."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Show how far the job is."""
-
-    def say(self, text: str) -> None:
-        """Show one line."""
-
-
-class SizedPool(Pool, Protocol):
-    """A pool that knows how many workers it begins with."""
-
-    @property
-    def size(self) -> int:
-        """Workers that are to run at first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be made, checked and planned."""
-
-    pipeline: Pipeline
-    plan: Plan
-    prompter: Prompter
-    #: Command, versions and settings, for `_job/runs/`.
-    about: dict[str, Any]
-
-    @property
-    def identity(self) -> Identity:
-        """What the ledger compares."""
-        return Identity(
-            fingerprint=self.plan.fingerprint,
-            resolved=resolved(self.pipeline),
-            inputs=tuple(file.identity for file in self.plan.files),
-            tasks=tuple(Task(s.key, s.index, 0, s.rows) for s in self.plan.shards),
-            samples=self.pipeline.samples,
-            plan=json.loads(self.plan.to_json()),
-        )
-
-    def rules(self, workers: int) -> Rules:
-        """Return the limits that the coordinator applies."""
-        limits = self.pipeline.limits
-        return Rules(
-            workers=workers,
-            fewest=self.pipeline.workers.min,
-            most=self.pipeline.workers.max,
-            samples=self.pipeline.samples,
-            worker_attempts=limits.worker_attempts,
-            shard_attempts=limits.shard_attempts,
-            max_error_rate=limits.max_error_rate,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """A complete job."""
-
-    output: str
-    units: int
-    rows: int
-    quarantined: int
-    #: Whether an earlier run had made everything and nothing was started.
-    already_complete: bool
-    #: The document of `_job/metrics.json`; None when nothing was started.
-    metrics: dict[str, Any] | None
 
 
 def run_job(
@@ -195,7 +122,7 @@ def _run_scanned(
     watcher: Watcher,
     run: str,
 ) -> JobResult:
-    _tell(watcher, scan)
+    _tell(watcher, scan, exclusive=ledger.exclusive)
     if scan.complete:
         return _already_complete(ledger.store, job, scan)
     pool = make_pool(ledger.identity.started)
@@ -207,13 +134,19 @@ def _run_scanned(
             pool.close()
 
 
-def _tell(watcher: Watcher, scan: Scan) -> None:
+def _tell(watcher: Watcher, scan: Scan, *, exclusive: bool) -> None:
+    if not exclusive and not scan.complete:
+        watcher.say(
+            "the store has no conditional put: no shard is given to two workers at once, and none "
+            "is split while a lost worker may still write it"
+        )
     if scan.commits and not scan.complete:
         watcher.say(f"resuming: {len(scan.commits)} of {len(scan.tasks)} shards are committed")
     for keys, text in (
         (scan.adopted, "had no commit record yet and were checked and adopted"),
         (scan.missing, "were committed and are gone; they are made again"),
         (scan.damaged, "were unreadable, moved to _job/damaged and are made again"),
+        (scan.restored, "had lost their errors object, which was put again"),
     ):
         if keys:
             watcher.say(f"{len(keys)} shards {text}: {', '.join(keys[:5])}")
@@ -245,7 +178,8 @@ class _Run:
         self._watcher = watcher
         self._log = Log(job=job.pipeline.name, run=run)
         self._interrupts = interrupts
-        self._coordinator = Coordinator(scan.tasks, job.rules(pool.size), done, run)
+        rules = job.rules(pool.size, exclusive=ledger.exclusive)
+        self._coordinator = Coordinator(scan.tasks, rules, done, run)
         before = self._coordinator.tally()
         self._meter = Meter(run, (before.rows, before.errors))
         self._commits = dict(scan.commits)
@@ -313,7 +247,7 @@ class _Run:
         self._outbox.pop(worker, None)
         self._watcher.say(f"worker {worker} was lost, its shards go back: {_reason(failure)}")
         self._log.error(f"worker lost: {_reason(failure)}", worker=worker, shards=held)
-        self._feed(WorkerLost(worker, _reason(failure), event.announced))
+        self._feed(WorkerLost(worker, _reason(failure), event.announced, event.maybe_alive))
 
     def _draining(self, worker: int, seconds: float | None) -> None:
         left = "" if seconds is None else f" in {seconds:.0f} s"
@@ -433,6 +367,8 @@ class _Run:
         self._log.info(f"run ended: {end.ending.value}", reason=end.reason)
         if end.ending is not Ending.COMPLETE:
             self._drain()
+        if not self._ledger.exclusive:
+            self._look_again()
         self._ledger.flush()
         metrics = self._write_metrics(end.ending.value)
         self._watcher.update(self._meter.snapshot(self._coordinator.tally()))
@@ -443,6 +379,14 @@ class _Run:
         tally = self._coordinator.tally()
         name = self._ledger.store.name
         return JobResult(name, tally.units, tally.rows, tally.errors, False, metrics)
+
+    def _look_again(self) -> None:
+        """Record what lies there where two attempts may have put, and the last one has won."""
+        for task in self._coordinator.tried_again():
+            commit = self._ledger.objects.settle(task, exclusive=False)
+            if commit != self._commits[task.key]:
+                self._commits[task.key] = commit
+                self._ledger.record(commit)
 
     def _drain(self) -> None:
         """Let running pumps return, so that a shard that is being committed is recorded too."""

@@ -40,6 +40,9 @@ class Rules:
     max_error_rate: float = 0.1
     #: Whether workers without work take on slow tasks of others at the end of the job.
     hedge: bool = True
+    #: Whether the store lets one attempt alone create a task's objects. Where it does not, a task
+    #: is neither hedged, nor split while an earlier attempt may be alive.
+    exclusive: bool = True
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ class Entry:
     holders: dict[int, int] = field(default_factory=dict)
     #: Whether a second worker was given it; once is enough.
     hedged: bool = False
+    #: Whether an attempt that is over may still write: nobody saw its process end.
+    haunted: bool = False
     failures: int = 0
     losses: int = 0
     #: Reason of the last failure or loss.

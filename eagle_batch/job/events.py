@@ -51,6 +51,8 @@ class WorkerLost:
     reason: str
     #: Whether its node went away as announced, which is no task's fault.
     announced: bool = False
+    #: Whether it may go on all the same, because nobody saw its process end.
+    maybe_alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

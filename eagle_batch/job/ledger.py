@@ -1,7 +1,7 @@
 """Durable progress: what an output holds, what its records say, and what is left to do.
 
     <output>/data/part-00000.parquet      rows, complete or not there
-    <output>/errors/part-00000.parquet    quarantined rows of the same task, put before the data
+    <output>/errors/part-00000.parquet    quarantined rows of the same task, put after the data
     <output>/_job/pipeline.json           fingerprint, resolved pipeline, inputs
     <output>/_job/plan.json               the planned shards
     <output>/_job/commits/NNNNNN-<run>.jsonl   commit records, written by drivers only
@@ -9,7 +9,9 @@
     <output>/_job/lock/NNNNNN.json        who runs now
     <output>/_job/damaged/...             unreadable objects that were moved out of the way
 
-An object without a record (a crash between the two) is adopted after it was checked whole.
+An object without a record (a crash between the two) is adopted after it was checked whole. An
+errors object that is missing, or of another attempt, is put again from the data object, which
+carries it.
 """
 
 from __future__ import annotations
@@ -83,6 +85,8 @@ class Scan:
     missing: tuple[str, ...] = ()
     #: Keys of unreadable objects that were moved away; they are made again.
     damaged: tuple[str, ...] = ()
+    #: Keys whose errors object was put again from the data object.
+    restored: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -105,6 +109,8 @@ class Ledger:
         self.objects = objects
         #: The job; after `open` with the time of its first start.
         self.identity = identity
+        #: Whether the store lets one attempt alone create an object; known after `open`.
+        self.exclusive = True
         self._run = run
         self._clock = clock
         self._lock = Lock(store, run, clock)
@@ -122,11 +128,14 @@ class Ledger:
         try:
             self._settle_identity()
             self.store.sweep()
-            self._note_run(about)
-            scan = _Scanner(self.store, self.objects, self.identity, self._lock.beat).scan()
+            self.exclusive = self.store.is_exclusive()
+            self._note_run(about | {"conditional_puts": self.exclusive})
+            scan = _Scanner(
+                self.store, self.objects, self.identity, self._lock.beat, self.exclusive
+            ).scan()
             self._next_record = next_number(self.store.list(COMMITS))
             self._waiting = [json.dumps({"retracted": key}) for key in scan.missing]
-            for key in scan.adopted:
+            for key in (*scan.adopted, *scan.restored):
                 self.record(scan.commits[key])
             self.flush()
         except BaseException:
@@ -215,9 +224,11 @@ class _Scanner:
     identity: Identity
     #: Called for each task: checking many objects takes longer than a lock lives.
     beat: Callable[[], None]
+    exclusive: bool
     adopted: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
 
     def scan(self) -> Scan:
         sizes = self.store.list(DATA) | self.store.list(ERRORS)
@@ -232,41 +243,57 @@ class _Scanner:
                 tasks += commit.parts
         self._refuse_strangers(tasks, sizes)
         return Scan(
-            tuple(tasks), commits, tuple(self.adopted), tuple(self.missing), tuple(self.damaged)
+            tasks=tuple(tasks),
+            commits=commits,
+            adopted=tuple(self.adopted),
+            missing=tuple(self.missing),
+            damaged=tuple(self.damaged),
+            restored=tuple(self.restored),
         )
 
     def _settle(self, task: Task, sizes: dict[str, int], record: Commit | None) -> Commit | None:
-        if data_key(task.key) not in sizes:
+        size = sizes.get(data_key(task.key))
+        if size is None:
             if record is not None:
                 self.missing.append(task.key)
+            self._forget_errors(task, sizes)
             return None
-        if record is not None and self._sizes_agree(task, sizes, record):
-            return record
-        return self._adopt(task)
+        if record is None:
+            return self._read(task, sizes, self.adopted)
+        if size != record.data_bytes:
+            self._refuse_change(task, size, record)
+            return self._read(task, sizes, self.adopted)
+        if sizes.get(errors_key(task.key)) != record.errors_bytes:
+            return self._read(task, sizes, self.restored)
+        return record
 
-    def _sizes_agree(self, task: Task, sizes: dict[str, int], record: Commit) -> bool:
-        found = (sizes.get(data_key(task.key)), sizes.get(errors_key(task.key)))
-        if found == (record.data_bytes, record.errors_bytes):
-            return True
+    def _refuse_change(self, task: Task, size: int, record: Commit) -> None:
+        if not self.exclusive:
+            return  # A late attempt may have been the last to put; its object is as good.
         raise LedgerError(
-            f"{self.store.name}: the objects of {task.key} have {found[0]} and {found[1]} bytes, "
-            f"their record says {record.data_bytes} and {record.errors_bytes}; they were changed "
-            f"after they were committed; put them back, or delete {data_key(task.key)} to make "
-            "them again"
+            f"{self.store.name}: {data_key(task.key)} has {size} bytes, its record says "
+            f"{record.data_bytes}; it was changed after it was committed; put it back, or delete "
+            "it to make it again"
         )
 
-    def _adopt(self, task: Task) -> Commit | None:
+    def _forget_errors(self, task: Task, sizes: dict[str, int]) -> None:
+        """Remove the errors object of rows that are nowhere: they are made again."""
+        if errors_key(task.key) in sizes:
+            self.store.delete(errors_key(task.key))
+
+    def _read(self, task: Task, sizes: dict[str, int], into: list[str]) -> Commit | None:
         try:
-            commit = self.objects.read(task)
+            commit = self.objects.settle(task, exclusive=self.exclusive)
         except TornObjectError:
             self._move_away(data_key(task.key))
+            self._forget_errors(task, sizes)
             self.damaged.append(task.key)
             return None
         except LedgerError as error:
             raise LedgerError(
                 f"{self.store.name}: {error}; move it away, or choose another output.path"
             ) from error
-        self.adopted.append(task.key)
+        into.append(task.key)
         return commit
 
     def _move_away(self, key: str) -> None:

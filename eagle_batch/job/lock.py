@@ -2,7 +2,8 @@
 
 The lock is the highest `_job/lock/NNNNNN.json`. To take it is to put the next number, which
 exactly one of any number of drivers can; to hold it is to rewrite one's own number now and then.
-Nobody deletes a higher number, so a driver that was taken for dead finds out at its next beat.
+Nobody deletes a higher number, so a driver that was taken for dead finds out at its next beat. So
+does one of two that a store without conditional puts let take the same number.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ class Lock:
         if holder is not None and self._is_alive(holder):
             raise OutputBusyError(self._busy(holder))
         self._number = number + 1
-        if not self._store.put_new(_key(self._number), self._mine.to_bytes()):
-            _, winner = read_holder(self._store)
+        won = self._store.put_new(_key(self._number), self._mine.to_bytes())
+        # Where the last put wins, one may have come after ours; see `beat` for one yet to come.
+        _, winner = read_holder(self._store)
+        if not won or winner is None or winner.run != self._mine.run:
             raise OutputBusyError(self._busy(winner or self._mine))
         for old in self._store.list(FOLDER):
             if old < _key(self._number):
@@ -97,7 +100,7 @@ class Lock:
         if not self._number or now - self._mine.beat < BEAT_S:
             return
         number, holder = read_holder(self._store)
-        if number > self._number and holder is not None:
+        if holder is not None and (number > self._number or holder.run != self._mine.run):
             raise OutputBusyError(
                 f"{self._store.name}: this run was silent for {now - self._mine.beat:.0f} s and "
                 f"taken for dead; {_who(holder)} holds the output now and goes on with the job"

@@ -1,7 +1,16 @@
 """The two objects of a task: how they are encoded, put in their order, and read back.
 
-The errors object is put first. The Parquet metadata of the data object states both counts and the
-checksum of the errors object, so that the data object alone decides whether a task is done.
+The data object alone decides. It carries the errors object whole, between its magic number and its
+first row group, where readers of Parquet do not look: its metadata names every place by its offset.
+So one put makes both known, and whoever finds an errors object missing, or of another attempt,
+puts the one that the data object carries:
+
+    data/KEY      put once, by whoever is first; the rows, and the errors object of the same attempt
+    errors/KEY    put after that, by anyone, with the bytes that data/KEY carries
+
+On a store where the first one wins, all that is ever put at errors/KEY is thus of the winner. Where
+the last one wins (no conditional put), each attempt looks again at the data after it has put the
+errors, until both are of one attempt.
 """
 
 from __future__ import annotations
@@ -19,10 +28,12 @@ from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Lease, Task
 
 #: Raise when readers of an older version would misunderstand an output.
-VERSION = "1"
+VERSION = "2"
 PREFIX = "eagle_batch."
 DATA = "data"
 ERRORS = "errors"
+#: With which a Parquet file begins; what an object carries lies behind it.
+MAGIC = b"PAR1"
 
 
 def data_key(key: str) -> str:
@@ -40,6 +51,10 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+#: Fields of the metadata that are whole numbers.
+NUMBERS = ("rows", "errors", "tokens", "errors_bytes")
+
+
 class TornObjectError(LedgerError):
     """An object of ours cannot be read as Parquet: it is not whole."""
 
@@ -55,8 +70,9 @@ class Footer:
     attempt: str
     version: str
     tokens: int = 0
-    #: Checksum of the errors object; empty in the errors object itself.
+    #: Checksum and size of the errors object that is carried; none in the errors object itself.
     errors_sha256: str = ""
+    errors_bytes: int = 0
     #: Parts of a closed task.
     parts: tuple[Task, ...] = ()
 
@@ -67,12 +83,22 @@ class Footer:
         return {PREFIX + name: str(value) for name, value in values.items()}
 
 
-def encode(table: pa.Table, footer: Footer, compression: str) -> bytes:
+def encode(table: pa.Table, footer: Footer, compression: str, carried: bytes = b"") -> bytes:
     """Return a whole Parquet object with our metadata beside whatever the schema carries."""
     metadata = dict(table.schema.metadata or {}) | footer.to_metadata()
+    schema = table.schema.with_metadata(metadata)
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(metadata), sink, compression=compression)
+    with pq.ParquetWriter(sink, schema, compression=compression) as writer:
+        assert sink.tell() == len(MAGIC)
+        sink.write(carried)
+        writer.write_table(table)
     return bytes(sink.getvalue())
+
+
+def carried(data: bytes, footer: Footer) -> bytes | None:
+    """Return the errors object that a data object carries; None where its bytes were changed."""
+    errors = data[len(MAGIC) : len(MAGIC) + footer.errors_bytes]
+    return errors if sha256(errors) == footer.errors_sha256 else None
 
 
 def decode(key: str, data: bytes) -> tuple[pa.Table, Footer]:
@@ -81,7 +107,7 @@ def decode(key: str, data: bytes) -> tuple[pa.Table, Footer]:
     Raises TornObjectError when it is no whole Parquet file, LedgerError when it is not ours.
     """
     try:
-        table = pq.read_table(pa.BufferReader(data), partitioning=None)
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
     except (pa.ArrowException, OSError) as error:
         text = str(error).split("\n")[0]
         raise TornObjectError(
@@ -100,7 +126,7 @@ def _footer(key: str, table: pa.Table) -> Footer:
     if not values:
         raise LedgerError(f"{key}: not written by eagle-batch (its metadata lacks {PREFIX}*)")
     try:
-        numbers = {name: int(values[name]) for name in ("rows", "errors", "tokens")}
+        numbers = {name: int(values[name]) for name in NUMBERS}
         parts = tuple(Task(**part) for part in json.loads(values["parts"]))
         return Footer(**values | numbers | {"parts": parts})
     except (KeyError, TypeError, ValueError) as error:
@@ -124,7 +150,7 @@ class Objects:
         tokens: int = 0,
         parts: tuple[Task, ...] = (),
     ) -> Commit:
-        """Put the errors object, then the data object, and return what then lies in the store.
+        """Put the data object, then the errors object, and return what then lies in the store.
 
         That is another attempt's pair where one was first; the texts are the same, so the task is
         done either way. Raises StoreError, or LedgerError when the key holds a foreign object.
@@ -133,45 +159,49 @@ class Objects:
         footer = Footer(
             self._fingerprint, key, rows.num_rows, errors.num_rows, lease.id, VERSION, tokens
         )
-        stored = self._put_errors(errors_key(key), errors, footer)
-        footer = replace(footer, errors_sha256=sha256(stored), parts=parts)
-        data = encode(rows, footer, self._compression)
-        if not self._store.put_new(data_key(key), data):
-            return self.read(lease.task)
-        return _commit(footer, data, stored)
+        listed = encode(errors, footer, self._compression)
+        footer = replace(
+            footer, errors_sha256=sha256(listed), errors_bytes=len(listed), parts=parts
+        )
+        data = encode(rows, footer, self._compression, listed)
+        if lease.exclusive and self._store.put_new(data_key(key), data):
+            self._store.put_replace(errors_key(key), listed)
+            return _commit(footer, data)
+        if not lease.exclusive and self._store.get(data_key(key)) is None:
+            self._store.put_replace(data_key(key), data)
+        return self.settle(lease.task, exclusive=lease.exclusive)
 
-    def _put_errors(self, key: str, errors: pa.Table, footer: Footer) -> bytes:
-        """Put the errors object and return the bytes that lie there.
+    def settle(self, task: Task, *, exclusive: bool = True) -> Commit:
+        """Make the errors object that of the data object; return the pair's record.
 
-        One of a crashed attempt with the same rows is kept, so that a late attempt changes nothing
-        under a data object that states its checksum.
+        The data object is checked whole first. Raises LedgerError, naming what is wrong with it.
         """
-        mine = encode(errors, footer, self._compression)
-        if self._store.put_new(key, mine):
-            return mine
-        theirs = self._store.get(key)
-        if theirs is not None and _same_errors(key, theirs, errors, footer.fingerprint):
-            return theirs
-        if self._store.get(data_key(footer.shard)) is None:
-            self._store.put_replace(key, mine)
-        return mine
+        data = self._data(task)
+        while True:
+            commit, errors = self._read(task, data)
+            if self._store.get(errors_key(task.key)) != errors:
+                self._store.put_replace(errors_key(task.key), errors)
+            if exclusive:
+                return commit
+            before, data = data, self._data(task)
+            if data == before:
+                return commit
 
-    def read(self, task: Task) -> Commit:
-        """Return the record of the pair that lies at a task's keys, after checking it whole.
-
-        Raises LedgerError, naming the object and what is wrong with it.
-        """
-        key = data_key(task.key)
-        data = self._store.get(key)
+    def _data(self, task: Task) -> bytes:
+        data = self._store.get(data_key(task.key))
         if data is None:
-            raise LedgerError(f"{key}: missing")
+            raise LedgerError(f"{data_key(task.key)}: missing")
+        return data
+
+    def _read(self, task: Task, data: bytes) -> tuple[Commit, bytes]:
+        """Return the record of a data object and the errors object that it carries."""
+        key = data_key(task.key)
         rows, footer = decode(key, data)
         self._check(task, footer, rows.num_rows)
-        stored = self._store.get(errors_key(task.key))
-        if stored is None or sha256(stored) != footer.errors_sha256:
-            found = "missing" if stored is None else "another than the data object was written with"
-            raise LedgerError(f"{errors_key(task.key)}: {found}")
-        return _commit(footer, data, stored)
+        errors = carried(data, footer)
+        if errors is None:
+            raise LedgerError(f"{key}: the errors object that it carries was changed")
+        return _commit(footer, data), errors
 
     def _check(self, task: Task, footer: Footer, rows: int) -> None:
         key = data_key(task.key)
@@ -191,7 +221,7 @@ class Objects:
                 raise LedgerError(f"{key}: {text}")
 
 
-def _commit(footer: Footer, data: bytes, errors: bytes) -> Commit:
+def _commit(footer: Footer, data: bytes) -> Commit:
     return Commit(
         key=footer.shard,
         attempt=footer.attempt,
@@ -199,20 +229,8 @@ def _commit(footer: Footer, data: bytes, errors: bytes) -> Commit:
         errors=footer.errors,
         data_bytes=len(data),
         data_sha256=sha256(data),
-        errors_bytes=len(errors),
-        errors_sha256=sha256(errors),
+        errors_bytes=footer.errors_bytes,
+        errors_sha256=footer.errors_sha256,
         tokens=footer.tokens,
         parts=footer.parts,
     )
-
-
-def _same_errors(key: str, stored: bytes, errors: pa.Table, fingerprint: str) -> bool:
-    """Tell whether a stored errors object lists the same rows; the attempt's number may differ."""
-    try:
-        table, footer = decode(key, stored)
-    except LedgerError:
-        return False
-    columns = [name for name in errors.schema.names if name != "attempt"]
-    if footer.fingerprint != fingerprint or table.schema.names != errors.schema.names:
-        return False
-    return bool(table.select(columns).equals(errors.select(columns)))

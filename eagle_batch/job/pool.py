@@ -158,12 +158,14 @@ class RayPool:
             return  # of a worker that was dropped a moment ago
         self._pending[worker] -= 1
         self._since[worker] = time.monotonic()
+        silent = False
         try:
             result = ray.get(reference)
         except ray.exceptions.RayError as error:
             result = Failure(_first_lines(error), self._last_words(worker))
+            silent = not _saw_it_end(error)
         if isinstance(result, Failure):
-            self._drop(worker, result)
+            self._drop(worker, result, maybe_alive=silent)
         elif isinstance(result, Place):
             self._places[worker] = result
         elif isinstance(result, WorkerInfo):
@@ -184,7 +186,7 @@ class RayPool:
         for worker in set(self._calls.values()) & self._places.keys():
             if now - self._since[worker] > self._stall_s:
                 text = f"no answer within limits.stall_seconds ({self._stall_s:g} s)"
-                self._drop(worker, Failure(text))
+                self._drop(worker, Failure(text), maybe_alive=True)
 
     # -- the cluster -------------------------------------------------------------------------
 
@@ -206,7 +208,8 @@ class RayPool:
                 self._events.append(Draining(worker, left))
         for worker, end in list(self._leaving.items()):
             if end is not None and now >= end:
-                self._drop(worker, Failure("its node is drained and its time is over"))
+                failure = Failure("its node is drained and its time is over")
+                self._drop(worker, failure, maybe_alive=True)
 
     def _see_room(self, nodes: list[Any]) -> None:
         room = self._resources.room(nodes)
@@ -234,14 +237,14 @@ class RayPool:
 
     # -- ends --------------------------------------------------------------------------------
 
-    def _drop(self, worker: int, failure: Failure) -> None:
+    def _drop(self, worker: int, failure: Failure, *, maybe_alive: bool) -> None:
         announced = worker in self._leaving
         self._forget(worker)
         if worker in self._starting:
             self._starting.discard(worker)
             self._events.append(StartFailed(worker, failure))
         else:
-            self._events.append(Lost(worker, failure, announced))
+            self._events.append(Lost(worker, failure, announced, maybe_alive))
 
     def _forget(self, worker: int) -> None:
         import ray
@@ -262,6 +265,13 @@ class RayPool:
         self._actors.clear()
         self._calls.clear()
         self._pending.clear()
+
+
+def _saw_it_end(error: Exception) -> bool:
+    """Tell whether the worker's node saw its process end; a silent node may only be cut off."""
+    import ray
+
+    return isinstance(error, ray.exceptions.ActorDiedError) and "node has died" not in str(error)
 
 
 def _first_lines(error: Exception) -> str:

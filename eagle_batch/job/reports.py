@@ -103,6 +103,8 @@ class Lost:
     failure: Failure
     #: Whether its node went away as announced, which is no task's fault.
     announced: bool = False
+    #: Whether it may go on all the same: it hung, or its node fell silent.
+    maybe_alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

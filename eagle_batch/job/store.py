@@ -38,6 +38,12 @@ SECRET = re.compile(
 USER_INFO = re.compile(r"//[^/@\s]+@")
 #: Filesystems without an atomic create (memory://) get one inside this process.
 CREATE_LOCK = threading.Lock()
+#: Protocols whose service lets one of any number of create-only puts win.
+EXCLUSIVE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "memory"})
+#: Protocols whose client asks for that; whether the server at hand heeds it has to be tried.
+ASKING = frozenset({"s3", "s3a"})
+#: Where it is tried.
+TRIAL = "_job/trial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,9 @@ class Store(ABC):
     def put_new(self, key: str, data: bytes) -> bool:
         """Store an object where none is; return whether the object that lies there is ours.
 
-        Exactly one of any number of callers with different bytes gets True. A lost reply makes a
-        retried put fail with "exists" although it is ours, hence every failure is decided by
+        Exactly one of any number of callers with different bytes gets True, unless the store is not
+        exclusive: then put_new looks before it puts, and what is put last stays. A lost reply makes
+        a retried put fail with "exists" although it is ours, hence every failure is decided by
         reading the object back: equal bytes are ours, so callers put something unique into them.
         """
         for attempt in range(self.retry.tries):
@@ -99,6 +106,10 @@ class Store(ABC):
                     return stored == data
                 self._after_failure(error, "write", key, attempt)
         raise AssertionError("unreachable: the last failure raises")  # pragma: no cover
+
+    @abstractmethod
+    def is_exclusive(self) -> bool:
+        """Tell whether `put_new` has exactly one winner here; may put an object to find out."""
 
     def put_replace(self, key: str, data: bytes) -> None:
         """Store an object whole, replacing what is there."""
@@ -182,6 +193,10 @@ def _is_client_error(error: Exception) -> bool:
 class LocalStore(Store):
     """A folder: a temporary name, fsync, then a link (new) or a rename (replace) to the key."""
 
+    def is_exclusive(self) -> bool:
+        """Links never replace."""
+        return True
+
     def _create(self, key: str, data: bytes) -> None:
         path = self._path(key)
         temporary = self._write_aside(path, data)
@@ -254,9 +269,26 @@ class ObjectStore(Store):
         super().__init__(root, retry, sleep)
         self._fs, path = fsspec.core.url_to_fs(root)
         self._base = str(path).rstrip("/")
+        protocols = protocols_of(self._fs)
+        #: None until it was tried.
+        self._exclusive = None if protocols & ASKING else bool(protocols & EXCLUSIVE)
+
+    def is_exclusive(self) -> bool:
+        """What the protocol promises; where that depends on the server, what a trial shows."""
+        if self._exclusive is None:
+            key = f"{TRIAL}/{uuid.uuid4().hex}"
+            self.put_new(key, b"first")
+            self._exclusive = not self.put_new(key, b"second")
+            self.delete(key)
+        return self._exclusive
 
     def _create(self, key: str, data: bytes) -> None:
-        if isinstance(self._fs, AsyncFileSystem):
+        if self._exclusive is False:
+            self._fs.invalidate_cache()
+            if self._call("exists", self._path(key), size=0):
+                raise FileExistsError(key)
+            self._put(key, data, "overwrite")
+        elif isinstance(self._fs, AsyncFileSystem):
             self._put(key, data, "create")
         else:
             with CREATE_LOCK:
@@ -308,6 +340,11 @@ class ObjectStore(Store):
         return sync(self._fs.loop, bounded)
 
 
+def protocols_of(fs: Any) -> frozenset[str]:
+    """Return the names by which a filesystem is known."""
+    return frozenset({fs.protocol} if isinstance(fs.protocol, str) else fs.protocol)
+
+
 def open_store(
     root: str, retry: Retry | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> Store:
@@ -320,7 +357,6 @@ def open_store(
         fs, path = fsspec.core.url_to_fs(root)
     except (ImportError, ValueError) as error:
         raise StoreError(f"{redact(root)}: no such kind of store: {redact(str(error))}") from error
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    if "file" in protocols:
+    if "file" in protocols_of(fs):
         return LocalStore(str(path), retry, sleep)
     return ObjectStore(root, retry, sleep)

@@ -9,7 +9,8 @@ from pathlib import Path
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import ConfigError
 from eagle_batch.job.about import about_run
-from eagle_batch.job.driver import Job, JobResult, SizedPool, Watcher, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
 from eagle_batch.job.logs import logged_to
 from eagle_batch.job.spec import EngineFactory, WorkerSpec, build_real_engine
 from eagle_batch.pipeline import Pipeline

@@ -48,6 +48,9 @@ class Lease:
     attempt: int
     #: Token of the driver's run, so that attempts of two runs never share a name.
     run: str = ""
+    #: Whether the store lets one attempt alone create the objects. Where it does not, the last one
+    #: wins, and each looks again at what lies there.
+    exclusive: bool = True
 
     @property
     def id(self) -> str:

@@ -18,6 +18,7 @@ from eagle_batch.job.objects import (
     ERRORS,
     VERSION,
     Footer,
+    carried,
     data_key,
     decode,
     errors_key,
@@ -158,7 +159,8 @@ class _Verifier:
         except LedgerError as error:
             self._find("damaged", key, str(error).partition(": ")[2])
             return None
-        return _Object(key, table, footer, len(stored), sha256(stored))
+        intact = carried(stored, footer) is not None
+        return _Object(key, table, footer, len(stored), sha256(stored), intact)
 
     def _compare(self, task: Task, data: _Object, errors: _Object) -> None:
         for item in (data, errors):
@@ -172,6 +174,7 @@ class _Verifier:
             (footer.errors == errors.table.num_rows, f"{errors.table.num_rows} rows in errors/"),
             (footer.rows + footer.errors == wanted, f"the plan wants {wanted} rows"),
             (footer.errors_sha256 == errors.sha256, "another errors object than it was put with"),
+            (data.carries, "the errors object that it carries was changed"),
             (_covers(task, footer.parts), "its parts do not cover its rows"),
         )
         says = f"; its metadata says {footer.rows} rows and {footer.errors} quarantined"
@@ -271,6 +274,8 @@ class _Object:
     footer: Footer
     size: int
     sha256: str
+    #: Of a data object: whether the errors object that it carries is as its metadata says.
+    carries: bool = False
 
     def rows(self) -> Iterator[Row]:
         """Return id and sample of each row."""

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from eagle_batch.data.describe import prepare
 from eagle_batch.engine.request import EngineMetrics
-from eagle_batch.job.driver import Job, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job
 from eagle_batch.job.reports import PoolEvent, Pumped, PumpReport, Started, WorkerInfo
 from eagle_batch.job.tasks import Commit, Lease
 from eagle_batch.pipeline import load_pipeline

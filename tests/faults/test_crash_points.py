@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_batch.job.driver import Job
+from eagle_batch.job.job import Job
 from eagle_batch.job.ledger import latest, read_records
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import PoolEvent, Pumped
@@ -66,16 +66,20 @@ def at(verb: str, key: str) -> When:
 
 def test_a_crash_before_the_write_leaves_the_shard_to_be_made(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    die(job, at("create", "errors/part-00001.parquet"))
+    die(job, at("create", "data/part-00001.parquet"))
     assert not (tmp_path / "out/data/part-00001.parquet").exists()
     assert_resumes(job)
 
 
-def test_a_crash_between_errors_and_data_is_no_commit(tmp_path: Path) -> None:
+def test_a_crash_between_data_and_errors_is_adopted_with_its_errors(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    die(job, at("create", "data/part-00001.parquet"))
-    assert (tmp_path / "out/errors/part-00001.parquet").exists()
-    assert_resumes(job)
+    die(job, at("replace", "errors/part-00001.parquet"))
+    before = (tmp_path / "out/data/part-00001.parquet").read_bytes()
+    assert not (tmp_path / "out/errors/part-00001.parquet").exists()
+    watch = Watch()
+    assert_resumes(job, watch)
+    assert (tmp_path / "out/data/part-00001.parquet").read_bytes() == before
+    assert any("checked and adopted" in line for line in watch.lines)
 
 
 def test_a_crash_after_the_write_and_before_the_record_is_adopted(tmp_path: Path) -> None:
@@ -135,13 +139,14 @@ def test_a_crash_in_each_step_of_a_split_resumes_to_the_same_rows(tmp_path: Path
 
     whole = DyingStore(tmp_path / "count/out", lambda *_: False)
     run_in_process(job_of(tmp_path / "count"), store=whole)
-    objects = [key for _, key in whole.log if key.endswith(".parquet")]
-    assert "data/part-00000.2.parquet" in objects
-    for key in objects:
+    steps = [(verb, key) for verb, key in whole.log if key.endswith(".parquet")]
+    assert ("create", "data/part-00000.2.parquet") in steps
+    assert ("replace", "errors/part-00000.2.parquet") in steps
+    for number, (verb, key) in enumerate(steps):
         for after in (False, True):
-            folder = tmp_path / f"{objects.index(key)}-{after}"
+            folder = tmp_path / f"{number}-{after}"
             job = job_of(folder)
-            die(job, at("create", key), after=after)
+            die(job, at(verb, key), after=after)
             run_in_process(job)
             rows = sorted(read_rows(folder / "out"), key=lambda row: row["id"])
             wanted = expected_rows(topics, samples=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from eagle_batch.job.driver import Job
+from eagle_batch.job.job import Job
 from eagle_batch.job.verify import verify
 from tests.faults.dying import Death, DyingStore, bury
 from tests.job.fake_engine import LONG

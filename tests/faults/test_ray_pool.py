@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from eagle_batch.errors import ConfigError, StoppedError
-from eagle_batch.job.driver import Job, JobResult, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job, JobResult
 from eagle_batch.job.pool import RayPool
 from eagle_batch.job.reports import Pumped, Started
 from eagle_batch.job.resources import Resources

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from eagle_batch.cli import main
 from eagle_batch.errors import StoreError
-from eagle_batch.job.driver import Job
+from eagle_batch.job.job import Job
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
 from tests.faults.proxy import Proxy

@@ -14,7 +14,8 @@ import yaml
 
 from eagle_batch.data.describe import prepare
 from eagle_batch.engine.request import noise_key
-from eagle_batch.job.driver import Job, JobResult, SizedPool, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job, JobResult, SizedPool
 from eagle_batch.job.meter import Snapshot
 from eagle_batch.job.reports import Failure, Lost, PoolEvent, Pumped, Started, StartFailed
 from eagle_batch.job.spec import EngineFactory, WorkerSpec

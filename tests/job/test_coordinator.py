@@ -270,6 +270,39 @@ def test_what_is_pending_goes_before_what_is_slow(make: Make) -> None:
     assert job.handle(SLOW) == []
 
 
+def test_where_the_last_writer_wins_no_task_is_given_to_two(make: Make) -> None:
+    job = make(count=2, workers=2, exclusive=False)
+    commands = job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))
+    assert [c.lease.exclusive for c in commands if isinstance(c, Assign)] == [False, False]
+    first = Lease(Task("part-00001", 1, 0, 4), 1, exclusive=False)
+    assert job.handle(committed(1, first), SLOW) == []
+
+
+def test_where_the_last_writer_wins_a_task_is_not_split_while_a_lost_worker_may_write(
+    make: Make,
+) -> None:
+    """The late parent would put its rows beside those of the parts."""
+    job = make(count=2, shard_attempts=1, exclusive=False)
+    job.handle(JobStarted(), WorkerReady(0), WorkerLost(0, "no answer", maybe_alive=True))
+    job.handle(WorkerReady(1), WorkerLost(1, "no answer", maybe_alive=True), WorkerReady(2))
+    [end] = job.handle(committed(2, lease(1, 2)))
+    assert isinstance(end, EndJob)
+    assert end.ending is Ending.FAILED_SHARDS
+    assert "not split: the store has no conditional put" in end.reason
+    assert "no answer" in end.reason
+
+
+@pytest.mark.parametrize(("exclusive", "maybe_alive"), [(False, False), (True, True)])
+def test_a_task_is_split_where_nobody_can_write_it_any_more_or_the_late_one_loses(
+    make: Make, exclusive: bool, maybe_alive: bool
+) -> None:
+    job = make(count=1, shard_attempts=1, exclusive=exclusive)
+    commands = job.handle(
+        JobStarted(), WorkerReady(0), WorkerLost(0, "killed", maybe_alive=maybe_alive)
+    )
+    assert any(isinstance(command, CloseTask) for command in commands)
+
+
 def test_hedging_can_be_turned_off(make: Make) -> None:
     job = make(count=2, workers=2, hedge=False)
     job.handle(JobStarted(), WorkerReady(0), WorkerReady(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from eagle_batch.errors import LedgerError, OutputBusyError
 from eagle_batch.job.ledger import Ledger, Scan, latest, read_identity, read_records
 from eagle_batch.job.lock import read_holder
-from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.store import LocalStore, Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from tests.job.support import (
+    FINGERPRINT,
     QUICK,
     errors,
     identity,
@@ -75,13 +77,69 @@ def test_a_complete_object_without_a_record_is_adopted_and_then_recorded(store: 
     assert (again.adopted, again.commits) == ((), {"part-00001": commit})
 
 
-def test_an_errors_object_alone_is_no_commit(store: Store) -> None:
+def test_an_errors_object_alone_is_no_commit_and_goes(store: Store) -> None:
+    """Its rows are made again, and a reader must not find them quarantined meanwhile."""
     book = ledger(store, JOB)
     book.open({})
     put(store, JOB, JOB.tasks[0])
     store.delete("data/part-00000.parquet")
     book.close()
     assert scan(store).commits == {}
+    assert store.list("errors") == {}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("harm", [lambda data: None, lambda data: data + b"x"])
+def test_an_errors_object_that_is_gone_or_another_is_put_again_from_the_data_object(
+    store: Store, recorded: bool, harm: Callable[[bytes], bytes | None]
+) -> None:
+    """The crash came between the two puts, or somebody has touched it."""
+    book = ledger(store, JOB)
+    book.open({})
+    commit = put(store, JOB, JOB.tasks[0], bad=(1,))
+    if recorded:
+        book.record(commit)
+    book.close()
+    key = "errors/part-00000.parquet"
+    whole = store.get(key) or b""
+    changed = harm(whole)
+    store.delete(key) if changed is None else store.put_replace(key, changed)
+    found = scan(store)
+    assert found.commits == {"part-00000": commit}
+    assert (found.restored, found.adopted) == (
+        (("part-00000",), ()) if recorded else ((), ("part-00000",))
+    )
+    assert store.get(key) == whole
+
+
+def test_a_resume_lists_and_reads_nothing_of_a_shard_that_is_recorded(tmp_path: Path) -> None:
+    class Counting(LocalStore):
+        def __init__(self) -> None:
+            super().__init__(str(tmp_path), QUICK, lambda seconds: None)
+            self.log: list[tuple[str, str]] = []
+
+        def _list(self, prefix: str) -> dict[str, int]:
+            self.log.append(("list", prefix))
+            return super()._list(prefix)
+
+        def _read(self, key: str) -> bytes:
+            self.log.append(("read", key))
+            return super()._read(key)
+
+    counts = []
+    for shards in (3, 40):
+        job = identity(shards=shards, fingerprint=FINGERPRINT)
+        for path in sorted(tmp_path.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        put_all(open_store(str(tmp_path), QUICK), job)
+        store = Counting()
+        book = ledger(store, job, "later")
+        assert book.open({}).complete
+        book.close()
+        assert not [key for _, key in store.log if key.endswith(".parquet")]
+        assert store.log.count(("list", "data")) == store.log.count(("list", "errors")) == 1
+        counts.append(len(store.log))
+    assert counts[0] == counts[1], "requests grow with the shards"
 
 
 def test_a_torn_object_is_moved_away_and_made_again(store: Store) -> None:
@@ -113,7 +171,7 @@ def test_a_recorded_object_that_is_gone_is_made_again_and_its_record_retracted(
 def test_a_recorded_object_of_another_size_is_refused(store: Store) -> None:
     put_all(store, JOB)
     store.put_replace("data/part-00001.parquet", b"PAR1 something else PAR1")
-    with pytest.raises(LedgerError, match=r"part-00001 have 24 and \d+ bytes"):
+    with pytest.raises(LedgerError, match=r"part-00001.parquet has 24 bytes, its record"):
         scan(store)
 
 
@@ -213,13 +271,13 @@ def test_a_long_scan_keeps_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     book.close()
     now = [1000.0]
     slow = objects(store, JOB)
-    read = slow.read
+    settle = slow.settle
 
-    def read_slowly(task: Task) -> Commit:
+    def settle_slowly(task: Task, *, exclusive: bool) -> Commit:
         now[0] += 60
-        return read(task)
+        return settle(task, exclusive=exclusive)
 
-    monkeypatch.setattr(slow, "read", read_slowly)
+    monkeypatch.setattr(slow, "settle", settle_slowly)
     Ledger(store, JOB, slow, "later", clock=lambda: now[0]).open({})
     holder = read_holder(store)[1]
     assert holder is not None

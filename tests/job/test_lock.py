@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from eagle_batch.errors import OutputBusyError
-from eagle_batch.job.lock import EXPIRY_S, Lock, process_start, read_holder
-from eagle_batch.job.store import Store, open_store
+from eagle_batch.job.lock import BEAT_S, EXPIRY_S, Lock, process_start, read_holder
+from eagle_batch.job.store import LocalStore, Store, open_store
 from tests.job.support import QUICK
 
 
@@ -156,3 +156,37 @@ def test_a_living_process_has_a_start_and_a_dead_one_none() -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert process_start(child.pid) is None
     assert process_start(child.pid) is None
+
+
+def test_of_two_that_a_weak_store_lets_take_one_number_the_first_finds_out(tmp_path: Path) -> None:
+    """The store has no conditional put: the second put replaces the first."""
+
+    class LastWins(LocalStore):
+        def _create(self, key: str, data: bytes) -> None:
+            self._replace(key, data)
+
+    now = [1000.0]
+    store = LastWins(str(tmp_path), QUICK, lambda seconds: None)
+    first, second = (Lock(store, name, lambda: now[0]) for name in ("first", "second"))
+    first.acquire()
+    store.put_replace("_job/lock/000001.json", second._mine.to_bytes())
+    now[0] += BEAT_S
+    with pytest.raises(OutputBusyError, match="holds the output now"):
+        first.beat()
+
+
+def test_a_lock_that_was_overwritten_at_once_is_not_taken(tmp_path: Path) -> None:
+    other = Lock(LocalStore(str(tmp_path), QUICK, lambda s: None), "other")._mine
+
+    class Beaten(LocalStore):
+        def _create(self, key: str, data: bytes) -> None:
+            super()._create(key, data)
+            self._replace(key, other.to_bytes())
+
+        def put_new(self, key: str, data: bytes) -> bool:
+            self._create(key, data)
+            return True
+
+    lock = Lock(Beaten(str(tmp_path), QUICK, lambda s: None), "mine")
+    with pytest.raises(OutputBusyError, match="another run holds this output"):
+        lock.acquire()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from eagle_batch.cli import main
 from eagle_batch.data.describe import prepare
 from eagle_batch.errors import ConfigError, LedgerError
-from eagle_batch.job.driver import Job
+from eagle_batch.job.job import Job
 from eagle_batch.job.replay import replay
 from eagle_batch.job.verify import verify
 from eagle_batch.pipeline import Pipeline, load_pipeline

@@ -203,8 +203,31 @@ def test_a_server_that_never_answers_ends_at_the_deadline() -> None:
         async def _cat_file(self, path: str, **_: object) -> bytes:
             raise FileNotFoundError(path)
 
+        async def _exists(self, path: str, **_: object) -> bool:
+            return False
+
     fsspec.register_implementation("silent", Silent, clobber=True)
     retry = Retry(tries=2, pause_s=0, deadline_s=0.05)
     store = ObjectStore("silent://x/out", retry, lambda s: None)
     with pytest.raises(StoreError, match=r"tried 2 times\): FSTimeoutError"):
         store.put_new("data/a", b"one")
+
+
+def test_a_disk_and_the_memory_let_one_writer_win(store: Store) -> None:
+    assert store.is_exclusive()
+
+
+def test_a_store_of_another_kind_is_taken_to_let_the_last_writer_win() -> None:
+    """Nothing tells whether its "create" is more than a look before the put."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Plain(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "plain"
+
+    fsspec.register_implementation("plain", Plain, clobber=True)
+    store = open_store("plain://bucket/plain-out", QUICK)
+    assert not store.is_exclusive()
+    assert store.put_new("data/a", b"one")
+    assert not store.put_new("data/a", b"two"), "it looks before it puts"
+    assert store.get("data/a") == b"one"
+    assert store.list("_job") == {}

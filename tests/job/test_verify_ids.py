@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from eagle_batch.job.objects import Objects, encode
+from eagle_batch.job.objects import Objects, carried, encode
 from eagle_batch.job.objects import decode as decode_object
 from eagle_batch.job.row_ids import SeenRows
 from eagle_batch.job.store import Store, open_store
@@ -36,10 +36,13 @@ def output(tmp_path: Path) -> Store:
 
 def forge(store: Store, key: str, change: Callable[[pa.Table], pa.Table]) -> None:
     """Change rows and put everything right that speaks of them: footer, checksums, record."""
-    table, footer = decode_object(key, store.get(key) or b"")
-    store.put_replace(key, encode(change(table), footer, "zstd"))
+    before = store.get(key) or b""
+    table, footer = decode_object(key, before)
+    errors = carried(before, footer)
+    assert errors is not None
+    store.put_replace(key, encode(change(table), footer, "zstd", errors))
     job = json.loads(store.get("_job/pipeline.json") or b"")
-    commit = Objects(store, job["fingerprint"], "zstd", 2).read(Task("part-00001", 1, 0, 4))
+    commit = Objects(store, job["fingerprint"], "zstd", 2).settle(Task("part-00001", 1, 0, 4))
     [records] = store.list("_job/commits")
     lines = [json.loads(line) for line in (store.get(records) or b"").splitlines()]
     lines = [asdict(commit) if line["key"] == "part-00001" else line for line in lines]

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from eagle_batch.cli import main
 from eagle_batch.data.describe import prepare
 from eagle_batch.job import submit
-from eagle_batch.job.driver import Job, JobResult, Watcher, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job, JobResult, Watcher
 from eagle_batch.pipeline import Pipeline
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import InProcessPool, write_job
