@@ -8,7 +8,7 @@ JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 
-.PHONY: demo test exhaustive lint types bench check clean
+.PHONY: demo test exhaustive lint types bench check constraints clean
 
 demo: $(STAMP)  ## make questions and answers with the demo target on this machine
 	$(BIN)/eagle-batch demo fetch
@@ -32,6 +32,11 @@ bench: $(STAMP)  ## the demo target with and without its head, on this machine
 	$(BIN)/eagle-batch bench pipelines/synth.yaml
 
 check: lint types test
+
+constraints: $(STAMP)  ## pin the versions that this environment has
+	{ echo "# Made by \`make constraints\` with $$($(BIN)/python --version) on a clean environment."; \
+	  echo "# To install the same: PIP_CONSTRAINT=constraints.txt make demo"; \
+	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt
 
 clean:  ## remove what the other verbs made here
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,8 +33,9 @@ ARROWS = {
     "engine": {"errors", "models"},
     "training": {"errors", "models", "engine"},
     "pipeline": {"errors", "demo", "engine.request"},
-    # Grammars are compiled without torch, so that `validate` can refuse a wrong one.
-    "data": {"errors", "demo", "pipeline", "engine.request", "engine.grammars"},
+    # Grammars and vocabularies are looked at without torch, so that `validate` can refuse them.
+    "data": {"errors", "demo", "pipeline"}
+    | {"engine.request", "engine.grammars", "engine.vocabularies"},
     "stages": {"errors", "pipeline", "data", "engine.request"},
     "report": {"errors", "pipeline", "engine.request"},
     "job": {

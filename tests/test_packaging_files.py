@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 def makefile_verbs(repository: Path) -> set[str]:
@@ -45,3 +47,19 @@ def test_the_image_has_the_ray_and_torch_that_the_package_needs(repository: Path
     assert needs["torch"] in recipe
     extras = set(re.findall(r"\.whl\)\[(.*?)\]", recipe)[0].split(","))
     assert extras <= project(repository)["optional-dependencies"].keys()
+
+
+def test_the_constraints_pin_everything_that_an_install_asks_for(repository: Path) -> None:
+    lines = (repository / "constraints.txt").read_text("utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {canonicalize_name(pin.name): str(pin.specifier) for pin in pins}
+    assert all(version.startswith("==") for version in versions.values())
+    document = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))
+    asked = [*document["project"]["dependencies"], *document["dependency-groups"]["dev"]]
+    asked += document["project"]["optional-dependencies"]["demo"]
+    for need in map(Requirement, asked):
+        name = canonicalize_name(need.name)
+        assert name in versions, f"{name} has no pin; run: make constraints"
+        version = versions[name].removeprefix("==")
+        assert need.specifier.contains(version), f"{need} does not allow {version}"
+    assert len(versions) > 2 * len(asked)

@@ -30,13 +30,13 @@ class DraftShape:
             return "plain"
         if self.tree in {"static", "auto"}:
             return self.tree
-        if self.tree == "chain":
-            return f"chain:{self.depth}"
+        if self.tree in {"chain", "ngram"}:
+            return f"{self.tree}:{self.depth}"
         return f"{self.tree}:{self.depth},{self.width},{self.nodes}"
 
     @classmethod
     def parse(cls, text: str) -> DraftShape:
-        """Read `plain`, `auto`, `static`, `chain:DEPTH` or `dynamic:DEPTH,WIDTH,NODES`.
+        """Read `plain`, `auto`, `static`, `chain:D`, `ngram:D` or `dynamic:DEPTH,WIDTH,NODES`.
 
         Raises ValueError on anything else.
         """
@@ -44,20 +44,24 @@ class DraftShape:
         numbers = [int(size) for size in sizes.split(",") if size]
         if tree == "plain" and not numbers:
             return PLAIN
-        if tree == "chain" and len(numbers) == 1 and numbers[0] > 0:
-            return cls("chain", numbers[0], 1, numbers[0])
+        if tree in {"chain", "ngram"} and len(numbers) == 1 and numbers[0] > 0:
+            return cls(tree, numbers[0], 1, numbers[0])
         if tree == "dynamic" and len(numbers) == 3 and min(numbers) > 0:
             return cls("dynamic", *numbers)
         if tree in {"static", "auto"} and not numbers:
             return cls(tree)
         raise ValueError(
-            f"{text!r} is none of plain, auto, static, chain:DEPTH, dynamic:DEPTH,WIDTH,NODES"
+            f"{text!r} is none of plain, auto, static, chain:DEPTH, ngram:DEPTH, "
+            "dynamic:DEPTH,WIDTH,NODES"
         )
 
     def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
         """Return a spec with this shape and so many slots."""
         if self.tree == "none":
-            return replace(spec, head=None, slots=slots)
+            return replace(spec, head=None, draft=None, ngram=False, slots=slots)
+        if self.tree == "ngram":
+            plain = replace(spec, head=None, draft=None, slots=slots, auto=False)
+            return replace(plain, ngram=True, depth=self.depth)
         if self.tree == "auto":
             # The pipeline's own sizes are the largest that are chosen from.
             return replace(spec, tree="dynamic", slots=slots, auto=True)

@@ -72,7 +72,7 @@ def _mark_break_even(axes: Axes, summary: Summary) -> None:
     crossing = summary.break_even and summary.break_even.batch
     if crossing:
         axes.axvline(crossing, color="#cf2f3a", linestyle=":", linewidth=1.2)
-        text = f" break-even\n about {crossing:.0f} rows"
+        text = f" break-even\n about {crossing:.2g} rows"
         axes.annotate(text, (crossing, axes.get_ylim()[1]), va="top", fontsize=8, color="#cf2f3a")
 
 

@@ -72,7 +72,7 @@ class Summary:
         first, last = min(self.ratios), max(self.ratios)
         top = max(self.ratios, key=lambda batch: self.ratios[batch])
         if self.break_even.batch is not None:
-            rows = "1 row" if self.break_even.batch < 1.5 else f"{self.break_even.batch:.0f} rows"
+            rows = f"{self.break_even.batch:.2g} rows"
             side = "up to" if self.break_even.pays_at_first else "from"
             best = f"most at batch {top} ({self.ratios[top]:.2f} times)"
             return f"drafting pays {side} about {rows}, {best}"

@@ -141,7 +141,7 @@ def submit(  # noqa: PLR0913 - one parameter an option
     detach: bool,
     log: Path | None,
 ) -> None:
-    """Run a pipeline, or what is left of it.
+    """Run PIPELINE, a YAML file, or what is left of it.
 
     The same command again resumes a run that was interrupted, and does nothing for a complete one.
     """
@@ -204,21 +204,21 @@ def _show_result(console: Any, result: JobResult) -> None:
         click.echo(f"report:      {result.output}/report.html")
 
 
-@main.command()
+@main.command(short_help="Check a pipeline and its input; nothing is started.")
 @pipeline_arguments
 def validate(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> None:
-    """Check a pipeline and its input; every problem at once, nothing is started."""
+    """Check PIPELINE, a YAML file, and its input; every problem at once, nothing is started."""
     from eagle_batch.data.describe import check
 
     for note in check(load(pipeline, overrides, output)):
-        click.echo(f"{pipeline}: note: {note}")
+        click.echo(f"{pipeline}: note: {note}", err=True)
     click.echo(f"{pipeline}: valid")
 
 
-@main.command()
+@main.command(short_help="Show what would run; nothing is started.")
 @pipeline_arguments
 def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> None:
-    """Show what would run: shards, rows, models, output; nothing is started."""
+    """Show what PIPELINE would run: shards, rows, models, output; nothing is started."""
     from eagle_batch.data.describe import describe
 
     loaded = load(pipeline, overrides, output)
@@ -229,7 +229,8 @@ def plan(*, pipeline: str, overrides: tuple[str, ...], output: str | None) -> No
 def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str]]:
     tree = pipeline.speculation
     shape = f"{tree.tree} tree, depth {tree.depth}, width {tree.width}, {tree.nodes} nodes"
-    head = "none, plain decoding" if tree.head is None else f"{tree.head} ({shape})"
+    drafts = tree.head or tree.draft
+    head = "none" if drafts is None else f"{drafts} ({shape})"
     files = ", ".join(file.path for file in summary.files[:5])
     more = f" and {len(summary.files) - 5} more" if len(summary.files) > 5 else ""
     return [
@@ -249,7 +250,7 @@ def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str
     ]
 
 
-@main.command()
+@main.command(short_help="Prove that no row is lost, twice or hidden.")
 @click.argument("output")
 @click.pass_context
 def verify(ctx: click.Context, *, output: str) -> None:
@@ -279,7 +280,7 @@ def demo() -> None:
     """The demo target, a small model for trying things out."""
 
 
-@demo.command()
+@demo.command(short_help="Download and convert the demo target, once.")
 @click.argument("name", required=False)
 def fetch(*, name: str | None) -> None:
     """Download and convert the demo target NAME, unless this machine has it already."""

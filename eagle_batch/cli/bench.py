@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from eagle_batch.pipeline import Pipeline
 
 
-@click.command()
+@click.command(short_help="Measure a target with and without its head.")
 @click.argument("pipeline", type=click.Path())
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a field.")
 @click.option(
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "drafts",
     multiple=True,
     metavar="SHAPE",
-    help="auto, static, chain:DEPTH or dynamic:DEPTH,WIDTH,NODES.",
+    help="auto, static, chain:DEPTH, ngram:DEPTH or dynamic:DEPTH,WIDTH,NODES.",
 )
 @click.option("--max-tokens", default=128, show_default=True, help="New tokens for each prompt.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; else top_p 0.95.")
@@ -78,7 +78,7 @@ def bench(  # noqa: PLR0913 - a command's options
     markdown_path: Path | None,
     picture: Path | None,
 ) -> None:
-    """Measure PIPELINE's target with and without its head, side by side.
+    """Measure PIPELINE's target with and without its draft, side by side.
 
     Every shape runs the same prompts in turn; the ratio to plain decoding is what counts. MFU is
     the share of the device's arithmetic that useful tokens took, memory the share of its
@@ -201,16 +201,25 @@ def _prompts(pipeline: Pipeline, choices: _Choices) -> tuple[list[str], bool]:
 def _shapes(drafts: tuple[str, ...], spec: EngineSpec) -> list[DraftShape]:
     from eagle_batch.bench.measure import DraftShape
 
-    if spec.head is None:
-        return []
+    model = spec.head or spec.draft
+    if not drafts and model is None:
+        return [DraftShape.parse("ngram:4")]
     if not drafts:
         sizes = () if spec.tree == "static" else (spec.depth, spec.width, spec.nodes)
         own = DraftShape(spec.tree, *sizes)
         return [DraftShape.parse("chain:2"), own, DraftShape("auto")]
     try:
-        return [DraftShape.parse(draft) for draft in drafts]
+        shapes = [DraftShape.parse(draft) for draft in drafts]
     except ValueError as error:
         raise ConfigError(f"--draft: {error}") from error
+    for shape in shapes:
+        if model is None and shape.tree in {"chain", "dynamic", "static"}:
+            raise ConfigError(
+                f"--draft {shape.name}: the pipeline has neither head nor draft model"
+            )
+        if spec.head is None and shape.tree == "static":
+            raise ConfigError("--draft static: a static tree needs a head")
+    return shapes
 
 
 def _numbers(text: str) -> list[int]:
@@ -229,6 +238,7 @@ def _about(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "target": pipeline.target.model,
         "head": pipeline.speculation.head,
+        "draft": pipeline.speculation.draft,
         "dtype": pipeline.target.dtype,
         "command": shlex.join(["eagle-batch", *sys.argv[1:]]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

@@ -83,7 +83,7 @@ def _found(output: str, address: str | None) -> tuple[Cluster, str, str]:
     return cluster, cluster.find(place), place
 
 
-@click.command()
+@click.command(short_help="Show the lines of a run on a cluster.")
 @address_option
 @click.argument("output")
 @click.pass_context
@@ -93,7 +93,7 @@ def logs(ctx: click.Context, *, output: str, address: str | None) -> None:
     ctx.exit(int(exit_code(_follow(cluster, submission, place))))
 
 
-@click.command()
+@click.command(short_help="End a run on a cluster; it can be resumed.")
 @address_option
 @click.argument("output")
 def stop(*, output: str, address: str | None) -> None:

@@ -26,7 +26,7 @@ def heads() -> None:
     """Train and check EAGLE heads."""
 
 
-@heads.command()
+@heads.command(short_help="Train a head, or resume its training.")
 @click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--plain", is_flag=True, help="Print plain lines even on a terminal.")
 def train(*, config: Path, plain: bool) -> None:
@@ -44,7 +44,7 @@ def train(*, config: Path, plain: bool) -> None:
     _say_chain_length(result.best.chain_length)
 
 
-@heads.command()
+@heads.command(short_help="Load a head strictly and measure its acceptance.")
 @click.argument("head")
 @click.argument("target")
 @click.option(
@@ -68,6 +68,32 @@ def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
     if report.acceptance is not None:
         click.echo(f"accepted by position: {_shares(report.acceptance.by_position)}")
         _say_chain_length(report.acceptance.chain_length)
+
+
+@heads.command(short_help="Explain a measured speed-up by acceptance and costs.")
+@click.argument("bench", type=click.Path(dir_okay=False, path_type=Path))
+def explain(*, bench: Path) -> None:
+    """Explain the speed-ups in BENCH, a file of `bench --json`, by acceptance and costs.
+
+    A draft makes L / (d + v) times the tokens of plain decoding, L being the tokens of a round,
+    d + v what it costs in plain passes. Beside it stands what was measured.
+    """
+    import json
+
+    from eagle_batch.bench.explain import accounts
+    from eagle_batch.bench.explain import explain as lines
+
+    try:
+        found = accounts(json.loads(bench.read_text("utf-8"))["results"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{bench}: expected what `eagle-batch bench PIPELINE --json FILE` writes ({error})"
+        ) from error
+    if not found:
+        raise ConfigError(f"{bench}: plain decoding alone was measured; bench with a head")
+    for account in found:
+        for line in lines(account):
+            click.echo(line)
 
 
 def load_training_config(path: Path) -> TrainingConfig:

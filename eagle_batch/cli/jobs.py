@@ -38,7 +38,7 @@ folder_option = click.option(
 )
 
 
-@click.group()
+@click.group(short_help="Run pipelines by a schedule, each tick once.")
 def jobs() -> None:
     """Pipelines that run by a schedule, each tick once, into an output of its own.
 
@@ -79,7 +79,7 @@ def _repeated(loaded: list[ScheduledJob]) -> list[str]:
     ]
 
 
-@jobs.command("list")
+@jobs.command("list", short_help="Show the jobs of the folder.")
 @folder_option
 def list_jobs(*, folder: Path) -> None:
     """Show the jobs of the folder: schedule, next tick, and how the last one went."""
@@ -117,7 +117,9 @@ def _told(status: TickStatus) -> str:
 
 @jobs.command("next")
 @folder_option
-@click.option("--count", default=5, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--count", default=5, show_default=True, type=click.IntRange(1, 10_000), help="Ticks to show."
+)
 @click.argument("job")
 def show_next(*, job: str, folder: Path, count: int) -> None:
     """Show when a job is due next, and where its rows will go."""
@@ -132,7 +134,7 @@ def show_next(*, job: str, folder: Path, count: int) -> None:
         click.echo(warning, err=True)
 
 
-@jobs.command()
+@jobs.command(short_help="Run one tick of a job, once, or resume it.")
 @folder_option
 @click.option("--tick", metavar="TIME", help="The tick of exactly this time, with its offset.")
 @click.option("--at", metavar="TIME", help="The last tick up to this time; 'now' by default.")
@@ -218,7 +220,9 @@ def _executor(address: str | None, *, plain: bool) -> Callable[[Pipeline], Made]
 
 @jobs.command()
 @folder_option
-@click.option("--to", "target", required=True, type=click.Choice(list(TARGETS)))
+@click.option(
+    "--to", "target", required=True, type=click.Choice(list(TARGETS)), help="For which scheduler."
+)
 @click.option("--image", help="Image of the pods, for Kubernetes.")
 @click.option("--service-account", help="Service account of the pods.")
 @click.option("--command", help="How eagle-batch is called where the job runs.")
@@ -270,7 +274,7 @@ def _manifests(job: ScheduledJob, target: str, place: Place) -> dict[str, str]:
     return writers[target](job, place)
 
 
-@jobs.command()
+@jobs.command(short_help="Run jobs when they are due, until told to end.")
 @folder_option
 @click.option("--once", is_flag=True, help="Run what is due now, then end.")
 @click.argument("names", nargs=-1, metavar="[JOB]...")

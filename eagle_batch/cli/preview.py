@@ -33,7 +33,7 @@ _DEVICE = click.option(
 def preview(
     *, pipeline: str, overrides: tuple[str, ...], output: str | None, count: int, device: str
 ) -> None:
-    """Make the first rows of a pipeline and show them beside their prompts; nothing is written.
+    """Make the first rows of PIPELINE and show them beside their prompts; nothing is written.
 
     The texts are those that `submit` makes.
     """
@@ -119,7 +119,7 @@ def estimate(  # noqa: PLR0913 - a command's options
     as_json: bool,
     device: str,
 ) -> None:
-    """Make a sample of a pipeline's rows on this machine; state what the whole job will take.
+    """Make a sample of PIPELINE's rows on this machine; state what the whole job will take.
 
     Rows are drawn evenly from the whole input, by the seed. Intervals are 95 % bootstrap intervals
     over rows: they know how much rows differ, not how much machines do.

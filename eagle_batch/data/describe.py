@@ -12,6 +12,7 @@ import fsspec
 
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.checks import check_stages
+from eagle_batch.data.drafts import draft_problems
 from eagle_batch.data.plan import Plan, make_plan
 from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
 from eagle_batch.data.rows import RowReader
@@ -23,7 +24,7 @@ from eagle_batch.data.where import RowFilter
 from eagle_batch.engine.grammars import grammar_problem
 from eagle_batch.errors import ConfigError, RequestError
 from eagle_batch.pipeline import Pipeline
-from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
+from eagle_batch.pipeline.locations import is_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
     problems += _grammar_problems(pipeline)
-    problems += _head_problems(pipeline) + _output_problems(pipeline)
+    problems += [*draft_problems(pipeline), *_output_problems(pipeline)]
     with _collecting(problems):
         data = survey(pipeline)
         problems += _column_problems(pipeline, data, stages)
@@ -150,33 +151,6 @@ def _grammar_problems(pipeline: Pipeline) -> Iterator[str]:
         problem = None if structured is None else grammar_problem(structured)
         if structured is not None and problem:
             yield f"stages.{index}.structured.{structured.kind}: cannot be compiled: {problem}"
-
-
-def _head_problems(pipeline: Pipeline) -> list[str]:
-    head = pipeline.speculation.head
-    if head is None:
-        return []
-    if is_demo(head):
-        return _demo_head_problems(head)
-    folder = Path(head)
-    if (folder / "config.json").is_file():
-        return []
-    found = "has no config.json" if folder.is_dir() else "is no folder"
-    line = (
-        f"speculation.head: {head} {found}; expected the folder of an EAGLE head; download or "
-        "train one, or set speculation.method: none and remove the head"
-    )
-    return [line]
-
-
-def _demo_head_problems(head: str) -> list[str]:
-    from eagle_batch import demo
-
-    try:
-        demo.head_path(head.removeprefix(DEMO_PREFIX))
-    except ConfigError as error:
-        return [f"speculation.head: {problem}" for problem in error.problems]
-    return []
 
 
 def _output_problems(pipeline: Pipeline) -> list[str]:

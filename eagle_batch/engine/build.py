@@ -9,13 +9,15 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from eagle_batch.engine.drafters.base import Drafter
+from eagle_batch.engine.drafters.draft_model import DraftModelDrafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import EngineSpec
-from eagle_batch.errors import ConfigError
+from eagle_batch.engine.vocabularies import vocabulary_problem
+from eagle_batch.errors import ConfigError, ModelError
 from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.heads import Head
 from eagle_batch.models.linear import replace_linears
@@ -38,6 +40,8 @@ class Parts:
     target: Target
     tokenizer: PreTrainedTokenizerBase
     head: Head | None
+    #: A smaller model that drafts.
+    draft: Target | None = None
 
 
 def build_engine(spec: EngineSpec) -> Engine:
@@ -56,6 +60,8 @@ def load_parts(spec: EngineSpec) -> Parts:
     dtype = _DTYPES[spec.dtype]
     target = load_target(spec.model, revision=spec.revision, dtype=dtype, device=device)
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
+    if spec.draft is not None:
+        return Parts(target, tokenizer, None, _load_draft(spec, tokenizer))
     if spec.head is None:
         return Parts(target, tokenizer, None)
     layers = target.shape.layers
@@ -70,12 +76,34 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _load_draft(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase) -> Target:
+    """Load the model that drafts; refuse one that spells texts in other tokens."""
+    assert spec.draft is not None
+    own = AutoTokenizer.from_pretrained(spec.draft)
+    problem = vocabulary_problem(tokenizer.get_vocab(), own.get_vocab())
+    if problem:
+        raise ConfigError(f"speculation.draft: {spec.draft}: {problem}")
+    dtype, device = _DTYPES[spec.dtype], torch.device(spec.device)
+    try:
+        return load_target(spec.draft, revision=None, dtype=dtype, device=device)
+    except ModelError as error:
+        raise ConfigError(f"speculation.draft: {error}") from error
+
+
 def assemble(parts: Parts, spec: EngineSpec) -> Engine:
     """Make an engine of loaded parts; without a head it drafts by n-grams, or decodes plainly."""
     context = _context(spec.context, parts.target.shape.context)
     drafter: Drafter | None = None
     if spec.head is not None and parts.head is not None:
         drafter = _build_drafter(spec, parts.head, context)
+    elif spec.draft is not None and parts.draft is not None:
+        drafter = DraftModelDrafter(
+            parts.draft,
+            target_vocab=parts.target.shape.vocab,
+            slots=spec.slots,
+            capacity=context + spec.depth + 2,
+            **_sizes(spec),
+        )
     elif spec.ngram:
         drafter = NgramDrafter(
             slots=spec.slots, capacity=context, depth=spec.depth, device=parts.target.device
@@ -121,12 +149,11 @@ def _build_drafter(spec: EngineSpec, head: Head, context: int) -> Drafter:
         return StaticEagleDrafter(
             head, spec.paths or DEFAULT_PATHS, slots=spec.slots, capacity=context + 2
         )
-    width, nodes = (1, spec.depth) if spec.tree == "chain" else (spec.width, spec.nodes)
-    return EagleDrafter(
-        head,
-        slots=spec.slots,
-        capacity=context + spec.depth + 2,
-        depth=spec.depth,
-        width=width,
-        nodes=nodes,
-    )
+    capacity = context + spec.depth + 2
+    return EagleDrafter(head, slots=spec.slots, capacity=capacity, **_sizes(spec))
+
+
+def _sizes(spec: EngineSpec) -> dict[str, int]:
+    if spec.tree == "chain":
+        return {"depth": spec.depth, "width": 1, "nodes": spec.depth}
+    return {"depth": spec.depth, "width": spec.width, "nodes": spec.nodes}

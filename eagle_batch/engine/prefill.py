@@ -126,7 +126,12 @@ class Prefill:
             place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
             next_BN = torch.where(place_BN, group.tokens_B[:, None], next_BN)
             chain = CommittedChain(
-                group.first_slot, base_B, last_B.clamp(0, width - 1), max(bases), ends_B
+                group.first_slot,
+                base_B,
+                last_B.clamp(0, width - 1),
+                max(bases),
+                ends_B,
+                before_B=tokens_BN[:, 0] if offset == 0 else None,
             )
             group.drafter.extend(chain, output.features_BNF, next_BN)
 

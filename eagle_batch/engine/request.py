@@ -185,6 +185,8 @@ class EngineSpec:
     #: Folder of the head; None decodes plainly.
     head: str | None
     revision: str | None = None
+    #: Folder or hub id of a smaller model that drafts, instead of a head.
+    draft: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
     #: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain".

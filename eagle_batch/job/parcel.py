@@ -21,7 +21,7 @@ from eagle_batch.pipeline.fingerprint import resolved
 from eagle_batch.pipeline.locations import is_demo, is_url
 
 #: Packages on which texts depend.
-PACKAGES = (launch.OURS, "ray", "torch", "transformers", "tokenizers")
+PACKAGES = (launch.OURS, "ray", "torch", "transformers", "tokenizers", "llguidance")
 #: Ray refuses a working directory of more than 500 MiB.
 MOST_BYTES = 400 << 20
 #: Arguments of Python that run a pipeline.
@@ -119,6 +119,7 @@ def _notes(pipeline: Pipeline) -> tuple[str, ...]:
     places = {
         "target.model": pipeline.target.model,
         "speculation.head": pipeline.speculation.head,
+        "speculation.draft": pipeline.speculation.draft,
         "output.path": pipeline.output.path,
     }
     return tuple(

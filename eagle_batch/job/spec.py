@@ -104,7 +104,8 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         nodes=tree.nodes,
         paths=tree.paths or (),
         auto=tree.method in {"auto", "ngram"},
-        ngram=tree.method in {"auto", "ngram"} and tree.head is None,
+        ngram=tree.method in {"auto", "ngram"} and tree.head is None and tree.draft is None,
+        draft=None if tree.draft is None else _resolved(tree.draft),
     )
 
 
@@ -116,7 +117,10 @@ def build_real_engine(spec: EngineSpec) -> EngineLike:
 
 
 def _model(pipeline: Pipeline) -> str:
-    name = pipeline.target.model
+    return _resolved(pipeline.target.model)
+
+
+def _resolved(name: str) -> str:
     if not is_demo(name):
         return name
     from eagle_batch import demo

@@ -40,16 +40,22 @@ def _is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
 class Speculation(Section):
     """How tokens are drafted; it changes the speed, never the text."""
 
-    method: Literal["auto", "eagle", "ngram", "none"] = Field(
+    method: Literal["auto", "eagle", "draft_model", "ngram", "none"] = Field(
         default="auto",
         description="auto measures while it runs and takes the draft that pays, or none: of the "
-        "head, or of n-grams without one; eagle drafts in the shape given below; ngram takes what "
-        "followed the same tokens earlier in the row; none decodes plainly.",
+        "head or the draft model, or of n-grams without either; eagle and draft_model draft in the "
+        "shape given below; ngram takes what followed the same tokens earlier in the row; none "
+        "decodes plainly.",
     )
     head: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="Folder of the EAGLE head (relative to the pipeline file) or 'demo:<name>'; "
-        "null with the methods ngram and none, allowed with auto.",
+        "null with the methods draft_model, ngram and none, allowed with auto.",
+    )
+    draft: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="A smaller model with the target's tokenizer that drafts, named as "
+        "target.model is; for the method draft_model, allowed with auto.",
     )
     tree: Literal["dynamic", "static", "chain"] = Field(
         default="dynamic",
@@ -85,8 +91,9 @@ class Speculation(Section):
                     "found static and auto, which chooses the tree itself; set method: eagle",
                 ),
             ),
+            *self._draft_rules(),
             (
-                self.method in {"ngram", "none"} and self.head is not None,
+                self.method in {"draft_model", "ngram", "none"} and self.head is not None,
                 (
                     ("head", "method"),
                     f"found a head with {self.method!r}; remove the head or set method: auto",
@@ -104,10 +111,35 @@ class Speculation(Section):
                 ),
             ),
             (
-                self.head is not None and self.tree == "dynamic" and self.nodes < self.depth,
+                (self.head or self.draft) is not None
+                and self.tree == "dynamic"
+                and self.nodes < self.depth,
                 (
                     ("nodes", "depth"),
                     f"found {self.nodes} and {self.depth}; expected at least one node a level",
                 ),
+            ),
+        ]
+
+    def _draft_rules(self) -> list[tuple[bool, Rule]]:
+        return [
+            (
+                self.method == "draft_model" and self.draft is None,
+                (("draft", "method"), "found no draft model; name one, or set method: auto"),
+            ),
+            (
+                self.draft is not None and self.method not in {"auto", "draft_model"},
+                (
+                    ("draft", "method"),
+                    f"found a draft model with {self.method!r}; remove it or set method: auto",
+                ),
+            ),
+            (
+                self.draft is not None and self.head is not None and self.method == "auto",
+                (("head", "draft"), "found both; expected a head or a draft model"),
+            ),
+            (
+                self.draft is not None and self.tree == "static",
+                (("draft", "tree"), "found a static tree, which needs a head; set tree: dynamic"),
             ),
         ]

@@ -109,7 +109,7 @@ def parse_pipeline(data: Any, source: str, set_keys: Sequence[Key] = ()) -> Pipe
 
 def _settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
     """Return the pipeline with absolute paths: inputs by the file's folder, the output by ours."""
-    head = pipeline.speculation.head
+    head, draft = pipeline.speculation.head, pipeline.speculation.draft
     inputs = tuple(locate(path, folder) for path in pipeline.input.path)
     changes = {
         "input": pipeline.input.model_copy(update={"path": inputs}),
@@ -117,7 +117,10 @@ def _settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
             update={"model": locate_model(pipeline.target.model, folder)}
         ),
         "speculation": pipeline.speculation.model_copy(
-            update={"head": None if head is None else locate(head, folder)}
+            update={
+                "head": None if head is None else locate(head, folder),
+                "draft": None if draft is None else locate_model(draft, folder),
+            }
         ),
         "output": pipeline.output.model_copy(
             update={"path": locate(pipeline.output.path, Path.cwd())}

@@ -75,8 +75,10 @@ def _state(facts: OutputFacts) -> str:
 
 def _subtitle(facts: OutputFacts) -> str:
     target, speculation = facts.pipeline["target"], facts.pipeline["speculation"]
-    head = speculation["head"]
-    drafts = "plain decoding" if head is None else f"head {head}, {speculation['tree']} draft"
+    head, draft = speculation["head"], speculation.get("draft")
+    drafts = "no head" if head is None else f"head {head}, {speculation['tree']} draft"
+    if draft is not None:
+        drafts = f"drafted by {draft}"
     parts = [f"{target['model']} in {target['dtype']}", drafts]
     parts.append(f"seed {facts.pipeline['seed']}")
     if facts.metrics is not None:

@@ -10,11 +10,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from eagle_batch.data.describe import check
 from eagle_batch.errors import ConfigError
 from eagle_batch.pipeline import Pipeline, load_pipeline, parse_pipeline, resolved
-from tests.data.support import BASE, changed, write_pipeline
+from tests.data.support import BASE, changed, write_model, write_pipeline
 
 LONG = "x" * 200
 
@@ -53,10 +55,14 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("target.dtype", 16, "'float32', 'bfloat16' or 'float16'"),
     ("target.context", 1, "at least 16"),
     ("target.quantization", "int8", "unknown field"),
-    ("speculation", {"method": "magic"}, "'auto', 'eagle', 'ngram' or 'none'"),
+    ("speculation", {"method": "magic"}, "'auto', 'eagle', 'draft_model', 'ngram' or 'none'"),
     ("speculation", {"method": "eagle"}, "name a head's folder"),
     ("speculation", {"method": "none", "head": "x"}, "remove the head"),
     ("speculation", {"method": "none", "depth": 0}, "at least 1"),
+    ("speculation", {"method": "draft_model"}, "found no draft model"),
+    ("speculation", {"method": "ngram", "draft": "x"}, "found a draft model with 'ngram'"),
+    ("speculation", {"head": "x", "draft": "x"}, "expected a head or a draft model"),
+    ("speculation", {"draft": "x", "tree": "static", "method": "draft_model"}, "needs a head"),
     ("speculation", {"head": "x", "nodes": 2}, "at least one node a level"),
     ("speculation", {"head": "x", "tree": "bush"}, "'dynamic', 'static' or 'chain'"),
     ("speculation", {"head": ["x"]}, "expected text"),
@@ -210,6 +216,20 @@ ANYTHING = st.recursive(
     ),
     max_leaves=5,
 )
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused_before_any_work(tmp_path: Path) -> None:
+    fields = {"speculation": {"method": "draft_model", "draft": "./small"}}
+    path = write_pipeline(tmp_path, fields)
+    for folder, words in (("model", ["a", "b"]), ("small", ["b", "a"])):
+        write_model(tmp_path / folder)
+        core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
+        core.save(str(tmp_path / folder / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"speculation.draft: .*: 2 tokens differ, 'a' for one"):
+        check(load_pipeline(path))
+    (tmp_path / "small/config.json").unlink()
+    with pytest.raises(ConfigError, match=r"speculation.draft: .*small has no config.json"):
+        check(load_pipeline(path))
 
 
 @pytest.mark.parametrize(

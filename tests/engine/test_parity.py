@@ -246,7 +246,8 @@ def test_ngrams_take_the_latest_of_the_longest_matches() -> None:
     drafter = NgramDrafter(slots=1, capacity=30, depth=2, device=torch.device("cpu"))
     text = torch.tensor([[9, 1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3]])
     zero = torch.tensor([0])
-    drafter.extend(CommittedChain(0, zero, torch.tensor([11]), 0), torch.zeros(1), text[:, 1:])
+    chain = CommittedChain(0, zero, torch.tensor([11]), 0)
+    drafter.extend(chain, torch.zeros(1), text[:, 1:])
     last = SamplingParams()
     state = DraftState(
         0, text[:, -1], torch.tensor([12]), zero, pack_params([last], [0], zero.device), 12

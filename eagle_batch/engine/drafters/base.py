@@ -48,6 +48,9 @@ class CommittedChain:
     #: Rows whose `last` is in this call; a chunk of a longer prompt has none yet. None: all. bool
     #: [B].
     ends_B: Tensor | None = None
+    #: At the begin of prompts, the token at `start` of each row, which no call has brought. int64
+    #: [B].
+    before_B: Tensor | None = None
 
 
 class Drafter(Protocol):

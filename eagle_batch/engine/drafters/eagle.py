@@ -1,55 +1,24 @@
-"""Drafting with an EAGLE head: grow a tree in feature space, rank it under the row's own noise.
+"""Drafting with an EAGLE head: grow a tree in feature space.
 
 The head predicts the target's next feature from the last feature and the token that followed it,
-and feeds its prediction back (EAGLE, arXiv 2401.15077). The dynamic tree keeps the likeliest nodes
-of a beam (EAGLE-2, arXiv 2406.16858). Since the target will choose `argmax(logits / T + noise)`
-with noise that is known in advance, candidates are ranked by the draft's logits under that same
-noise.
+and feeds its prediction back (EAGLE, arXiv 2401.15077).
 
-Shape legend: B rows, A places of an accepted path, F feature width, H hidden size of the head, K
-width, V draft vocabulary, M scratch columns, R candidate records.
+Shape legend: B rows, A places of an accepted path, F feature width, H hidden size of the head.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from eagle_batch.engine.controller import Shape
-from eagle_batch.engine.drafters.base import CommittedChain, DraftState
-from eagle_batch.engine.noise import gumbel
-from eagle_batch.engine.sampling import filtered_candidates
-from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
+from eagle_batch.engine.drafters.base import CommittedChain
+from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
 from eagle_batch.models.heads import Head
 
-#: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
-_CANDIDATES = 64
 
-
-def _most_nodes(depth: int, width: int, nodes: int) -> int:
-    """Return how many nodes a tree can have: no more than there are candidates."""
-    return min(nodes, width + (depth - 1) * width**2)
-
-
-@dataclass(frozen=True, slots=True)
-class _Frontier:
-    """The nodes that are expanded next."""
-
-    tokens_BK: Tensor
-    scores_BK: Tensor
-    #: State that is fed back into the head for each node: its parent's output.
-    states_BKH: Tensor
-    #: Record number of each node.
-    records_BK: Tensor
-    #: Scratch columns that each node sees: its ancestors and itself, bool [B, K, M].
-    visible_BKM: Tensor
-
-
-class EagleDrafter:
-    """Owns the head's key/value slots and the state from which each row drafts."""
+class EagleDrafter(GrowingDrafter):
+    """Drafts in feature space; position i of its slots pairs feature i with token i + 1."""
 
     def __init__(
         self, head: Head, *, slots: int, capacity: int, depth: int, width: int, nodes: int
@@ -57,21 +26,19 @@ class EagleDrafter:
         config = head.config
         self.head = head
         self.aux_layers = config.aux_layers
-        self.width = min(width, config.draft_vocab)
-        self.depth = depth
-        self.nodes = _most_nodes(depth, self.width, nodes)
-        self._widest = self.width
+        width = min(width, config.draft_vocab)
         weight = next(head.parameters())
-        shape = CacheShape(
-            1, slots, capacity + depth * self.width, config.kv_heads, config.head_dim
-        )
-        self.cache = KeyValueCache(shape, dtype=weight.dtype, device=weight.device)
-        self.states_SH = torch.zeros(
-            (slots, config.hidden), dtype=weight.dtype, device=weight.device
+        shape = CacheShape(1, slots, capacity + depth * width, config.kv_heads, config.head_dim)
+        identity = torch.arange(config.draft_vocab, device=weight.device)
+        super().__init__(
+            KeyValueCache(shape, dtype=weight.dtype, device=weight.device),
+            hidden=config.hidden,
+            target_ids_V=identity if head.draft_to_target is None else head.draft_to_target,
+            depth=depth,
+            width=width,
+            nodes=nodes,
         )
         self._scale = config.head_dim**-0.5
-        identity = torch.arange(config.draft_vocab, device=weight.device)
-        self._target_ids = identity if head.draft_to_target is None else head.draft_to_target
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Run the head over committed tokens; the output at `last` is what the row drafts from."""
@@ -84,55 +51,7 @@ class EagleDrafter:
             chain.first_row, positions_BA, chain.start_B, visible, positions_BA, extent
         )
         out_BAH = self._run(step, tokens_BA, self.head.fuse(features_BAF), positions_BA)
-        index = chain.last_B[:, None, None].expand(B, 1, out_BAH.shape[-1])
-        states_BH = out_BAH.gather(1, index)[:, 0]
-        rows = slice(chain.first_row, chain.first_row + B)
-        if chain.ends_B is not None:
-            states_BH = torch.where(chain.ends_B[:, None], states_BH, self.states_SH[rows])
-        self.states_SH[rows] = states_BH
-
-    def draft(self, state: DraftState) -> DraftTree:
-        """Grow a tree of `depth` levels, `width` candidates a node, and keep the best `nodes`."""
-        frontier = self._first_level(state)
-        records = [
-            Candidates(
-                frontier.tokens_BK, frontier.scores_BK, torch.full_like(frontier.tokens_BK, -1)
-            )
-        ]
-        for level in range(1, self.depth):
-            states_BKH = self._expand(state, frontier, level - 1)
-            candidates, frontier = self._next_level(state, frontier, states_BKH, level)
-            records.append(candidates)
-        everything = Candidates(
-            torch.cat([r.tokens_BR for r in records], 1),
-            torch.cat([r.scores_BR for r in records], 1),
-            torch.cat([r.parents_BR for r in records], 1),
-        )
-        tokens_BM, parents_BM = select_nodes(everything, self.nodes)
-        return build_tree(state.root_B, tokens_BM, parents_BM, self.depth)
-
-    def use(self, shape: Shape) -> None:
-        """Draft in this shape from the next round on; it may not exceed the one built with."""
-        assert shape.depth >= 1, "plain decoding needs no drafter"
-        self.depth = shape.depth
-        self.width = min(shape.width, self._widest)
-        self.nodes = _most_nodes(shape.depth, self.width, shape.nodes)
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row's keys, values and drafting state to another slot."""
-        self.cache.move_row(source, target, length)
-        self.states_SH[target] = self.states_SH[source]
-
-    def snapshot(self, row: int, length: int) -> Tensor:
-        """Return the head's keys and values of the first `length` positions."""
-        return self.cache.snapshot(row, length)
-
-    def restore(self, row: int, columns: Tensor) -> None:
-        """Put keys and values of a shared prefix at the start of a row."""
-        self.cache.restore(row, columns)
-
-    def _extent(self, columns: int) -> int:
-        return min(columns, self.cache.shape.capacity)
+        self._keep_states(chain, out_BAH, chain.last_B)
 
     def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -140,89 +59,5 @@ class EagleDrafter:
 
         return self.head(tokens, states, positions, attend)  # type: ignore[no-any-return]
 
-    def _first_level(self, state: DraftState) -> _Frontier:
-        B = state.root_B.shape[0]
-        states_BH = self.states_SH[state.first_row : state.first_row + B]
-        gains, tokens = self._likeliest(states_BH[:, None], state, 0)
-        if state.guide is not None:
-            state.guide.grow(torch.zeros_like(tokens[:, 0]), tokens[:, 0])
-        eye = torch.eye(self.width, dtype=torch.bool, device=tokens.device)
-        return _Frontier(
-            tokens_BK=tokens[:, 0],
-            scores_BK=gains[:, 0],
-            states_BKH=states_BH[:, None].expand(B, self.width, -1),
-            records_BK=torch.arange(self.width, device=tokens.device).expand(B, -1),
-            visible_BKM=eye.expand(B, -1, -1),
-        )
-
-    def _expand(self, state: DraftState, frontier: _Frontier, level: int) -> Tensor:
-        """Run the head over a frontier; its keys go behind those of the levels above."""
-        positions_BK = (state.length_B + level)[:, None].expand_as(frontier.tokens_BK)
-        columns = torch.arange(
-            level * self.width, (level + 1) * self.width, device=positions_BK.device
-        )
-        write_BK = state.length_B[:, None] + columns
-        extent = self._extent(state.longest + (level + 1) * self.width)
-        step = self.cache.step(
-            state.first_row, write_BK, state.length_B, frontier.visible_BKM, positions_BK, extent
-        )
-        return self._run(step, frontier.tokens_BK, frontier.states_BKH, positions_BK)
-
-    def _next_level(
-        self, state: DraftState, frontier: _Frontier, states_BKH: Tensor, level: int
-    ) -> tuple[Candidates, _Frontier]:
-        """Score the children of a frontier and pick the best of them as the next one."""
-        B, K = frontier.tokens_BK.shape
-        gains_BKK, tokens_BKK = self._likeliest(states_BKH, state, level)
-        scores_BR = (gains_BKK + frontier.scores_BK[..., None]).flatten(1)
-        tokens_BR = tokens_BKK.flatten(1)
-        parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
-        best_BK, picked_BK = scores_BR.topk(K)
-        parent_BK = picked_BK // K
-        inherited = frontier.visible_BKM.gather(
-            1, parent_BK[..., None].expand_as(frontier.visible_BKM)
-        )
-        own = torch.eye(K, dtype=torch.bool, device=picked_BK.device).expand(B, K, K)
-        first_record = K + (level - 1) * K * K
-        if state.guide is not None:
-            state.guide.grow(parent_BK, tokens_BR.gather(1, picked_BK))
-        next_frontier = _Frontier(
-            tokens_BK=tokens_BR.gather(1, picked_BK),
-            scores_BK=best_BK,
-            states_BKH=states_BKH.gather(1, parent_BK[..., None].expand_as(states_BKH)),
-            records_BK=picked_BK + first_record,
-            visible_BKM=torch.cat((inherited, own), dim=2),
-        )
-        return Candidates(tokens_BR, scores_BR, parents_BR), next_frontier
-
-    def _likeliest(
-        self, states_BKH: Tensor, state: DraftState, level: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the `width` tokens that the target will most likely choose after each node.
-
-        Log-chances and target ids, both `[B, K, width]`. With noise, the draft's perturbed logits
-        are as good a guess of the target's perturbed logits as the plain ones are of the plain:
-        both err by the draft's error. So the chance is a softmax of the perturbed logits, on the
-        scale of the plain ones. Noise is evaluated for the likeliest candidates only.
-        """
-        params = state.params
-        logits_BKV = self.head.logits(states_BKH).float()
-        if state.guide is not None:
-            logits_BKV = state.guide.ban(logits_BKV, self._target_ids)
-        if not params.sampled:
-            gains, ids = logits_BKV.topk(self.width)
-            gains = gains - logits_BKV.logsumexp(-1, keepdim=True)
-            return _no_nan(gains), self._target_ids[ids]
-        top_BKC, ids_BKC = logits_BKV.topk(min(_CANDIDATES, logits_BKV.shape[-1]))
-        tokens_BKC = self._target_ids[ids_BKC]
-        places_BK = (state.index_B + level)[:, None].expand(logits_BKV.shape[:2])
-        keys_BK = params.noise_key_B[:, None].expand_as(places_BK)
-        noise_BKC = gumbel(keys_BK, places_BK, tokens_BKC) * params.temperature_B[:, None, None]
-        kept_BKC = filtered_candidates(top_BKC, logits_BKV.logsumexp(-1), params)
-        gains, picked = (kept_BKC + noise_BKC).log_softmax(-1).topk(self.width)
-        return _no_nan(gains), tokens_BKC.gather(-1, picked)
-
-
-def _no_nan(gains: Tensor) -> Tensor:
-    """Take what has no log-chance (all was banned, or the head overflowed) as the least likely."""
-    return gains.masked_fill(gains.isnan(), -torch.inf)
+    def _logits(self, states: Tensor) -> Tensor:
+        return self.head.logits(states)

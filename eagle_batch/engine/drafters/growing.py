@@ -1,0 +1,230 @@
+"""Growing a tree level by level with a model that drafts, ranked under the row's own noise.
+
+The dynamic tree keeps the likeliest nodes of a beam (EAGLE-2, arXiv 2406.16858). Since the target
+will choose `argmax(logits / T + noise)` with noise that is known in advance, candidates are ranked
+by the draft's logits under that same noise. What the model is, an EAGLE head or a whole small
+model, is left to the drafters built on this.
+
+Shape legend: B rows, A places, H hidden size of the drafting model, K width, V draft vocabulary, M
+scratch columns, R candidate records.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
+from eagle_batch.engine.noise import gumbel
+from eagle_batch.engine.sampling import filtered_candidates
+from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
+from eagle_batch.models.cache import CacheStep, KeyValueCache
+
+#: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
+_CANDIDATES = 64
+
+
+def most_nodes(depth: int, width: int, nodes: int) -> int:
+    """Return how many nodes a tree can have: no more than there are candidates."""
+    return min(nodes, width + (depth - 1) * width**2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frontier:
+    """The nodes that are expanded next."""
+
+    tokens_BK: Tensor
+    scores_BK: Tensor
+    #: State that is fed back into the model for each node: its parent's output.
+    states_BKH: Tensor
+    #: Record number of each node.
+    records_BK: Tensor
+    #: Scratch columns that each node sees: its ancestors and itself, bool [B, K, M].
+    visible_BKM: Tensor
+
+
+class GrowingDrafter(ABC):
+    """Owns the drafting model's key/value slots and the state from which each row drafts."""
+
+    #: Target features that the model takes in; see `Drafter`.
+    aux_layers: tuple[int, ...] = ()
+    #: Keys of a row that the model holds beyond those of the target: 1 where it saw the root too.
+    _ahead = 0
+
+    def __init__(
+        self,
+        cache: KeyValueCache,
+        *,
+        hidden: int,
+        target_ids_V: Tensor,
+        depth: int,
+        width: int,
+        nodes: int,
+    ) -> None:
+        self.cache = cache
+        #: Target id of each token that the model can draft.
+        self._target_ids = target_ids_V
+        self.width = min(width, len(target_ids_V))
+        self.depth = depth
+        self.nodes = most_nodes(depth, self.width, nodes)
+        self._widest = self.width
+        store = cache.store
+        self.states_SH = torch.zeros(
+            (cache.shape.slots, hidden), dtype=store.dtype, device=store.device
+        )
+
+    @abstractmethod
+    def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
+        """Take in committed tokens; see `Drafter`."""
+
+    @abstractmethod
+    def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+        """Run the model over nodes of a tree; return their states `[B, K, H]`."""
+
+    @abstractmethod
+    def _logits(self, states: Tensor) -> Tensor:
+        """Return the logits `[..., V]` of what follows each state."""
+
+    def draft(self, state: DraftState) -> DraftTree:
+        """Grow a tree of `depth` levels, `width` candidates a node, and keep the best `nodes`."""
+        frontier = self._first_level(state)
+        records = [
+            Candidates(
+                frontier.tokens_BK, frontier.scores_BK, torch.full_like(frontier.tokens_BK, -1)
+            )
+        ]
+        for level in range(1, self.depth):
+            states_BKH = self._expand(state, frontier, level - 1)
+            candidates, frontier = self._next_level(state, frontier, states_BKH, level)
+            records.append(candidates)
+        everything = Candidates(
+            torch.cat([r.tokens_BR for r in records], 1),
+            torch.cat([r.scores_BR for r in records], 1),
+            torch.cat([r.parents_BR for r in records], 1),
+        )
+        tokens_BM, parents_BM = select_nodes(everything, self.nodes)
+        return build_tree(state.root_B, tokens_BM, parents_BM, self.depth)
+
+    def use(self, shape: Shape) -> None:
+        """Draft in this shape from the next round on; it may not exceed the one built with."""
+        assert shape.depth >= 1, "plain decoding needs no drafter"
+        self.depth = shape.depth
+        self.width = min(shape.width, self._widest)
+        self.nodes = most_nodes(shape.depth, self.width, shape.nodes)
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy a row's keys, values and drafting state to another slot."""
+        self.cache.move_row(source, target, length + self._ahead)
+        self.states_SH[target] = self.states_SH[source]
+
+    def snapshot(self, row: int, length: int) -> Tensor:
+        """Return the keys and values of the first `length` positions."""
+        return self.cache.snapshot(row, length)
+
+    def restore(self, row: int, columns: Tensor) -> None:
+        """Put keys and values of a shared prefix at the start of a row."""
+        self.cache.restore(row, columns)
+
+    def _extent(self, columns: int) -> int:
+        return min(columns, self.cache.shape.capacity)
+
+    def _keep_states(self, chain: CommittedChain, states_BAH: Tensor, last_B: Tensor) -> None:
+        """Draft next from the state at each row's last place."""
+        B, _, H = states_BAH.shape
+        states_BH = states_BAH.gather(1, last_B[:, None, None].expand(B, 1, H))[:, 0]
+        rows = slice(chain.first_row, chain.first_row + B)
+        if chain.ends_B is not None:
+            states_BH = torch.where(chain.ends_B[:, None], states_BH, self.states_SH[rows])
+        self.states_SH[rows] = states_BH
+
+    def _first_level(self, state: DraftState) -> _Frontier:
+        B = state.root_B.shape[0]
+        states_BH = self.states_SH[state.first_row : state.first_row + B]
+        gains, tokens = self._likeliest(states_BH[:, None], state, 0)
+        if state.guide is not None:
+            state.guide.grow(torch.zeros_like(tokens[:, 0]), tokens[:, 0])
+        eye = torch.eye(self.width, dtype=torch.bool, device=tokens.device)
+        return _Frontier(
+            tokens_BK=tokens[:, 0],
+            scores_BK=gains[:, 0],
+            states_BKH=states_BH[:, None].expand(B, self.width, -1),
+            records_BK=torch.arange(self.width, device=tokens.device).expand(B, -1),
+            visible_BKM=eye.expand(B, -1, -1),
+        )
+
+    def _expand(self, state: DraftState, frontier: _Frontier, level: int) -> Tensor:
+        """Run the model over a frontier; its keys go behind those of the levels above."""
+        base_B = state.length_B + self._ahead
+        positions_BK = (base_B + level)[:, None].expand_as(frontier.tokens_BK)
+        columns = torch.arange(
+            level * self.width, (level + 1) * self.width, device=positions_BK.device
+        )
+        write_BK = base_B[:, None] + columns
+        extent = self._extent(state.longest + self._ahead + (level + 1) * self.width)
+        step = self.cache.step(
+            state.first_row, write_BK, base_B, frontier.visible_BKM, positions_BK, extent
+        )
+        return self._run(step, frontier.tokens_BK, frontier.states_BKH, positions_BK)
+
+    def _next_level(
+        self, state: DraftState, frontier: _Frontier, states_BKH: Tensor, level: int
+    ) -> tuple[Candidates, _Frontier]:
+        """Score the children of a frontier and pick the best of them as the next one."""
+        B, K = frontier.tokens_BK.shape
+        gains_BKK, tokens_BKK = self._likeliest(states_BKH, state, level)
+        scores_BR = (gains_BKK + frontier.scores_BK[..., None]).flatten(1)
+        tokens_BR = tokens_BKK.flatten(1)
+        parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
+        best_BK, picked_BK = scores_BR.topk(K)
+        parent_BK = picked_BK // K
+        inherited = frontier.visible_BKM.gather(
+            1, parent_BK[..., None].expand_as(frontier.visible_BKM)
+        )
+        own = torch.eye(K, dtype=torch.bool, device=picked_BK.device).expand(B, K, K)
+        first_record = K + (level - 1) * K * K
+        if state.guide is not None:
+            state.guide.grow(parent_BK, tokens_BR.gather(1, picked_BK))
+        next_frontier = _Frontier(
+            tokens_BK=tokens_BR.gather(1, picked_BK),
+            scores_BK=best_BK,
+            states_BKH=states_BKH.gather(1, parent_BK[..., None].expand_as(states_BKH)),
+            records_BK=picked_BK + first_record,
+            visible_BKM=torch.cat((inherited, own), dim=2),
+        )
+        return Candidates(tokens_BR, scores_BR, parents_BR), next_frontier
+
+    def _likeliest(
+        self, states_BKH: Tensor, state: DraftState, level: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the `width` tokens that the target will most likely choose after each node.
+
+        Log-chances and target ids, both `[B, K, width]`. With noise, the draft's perturbed logits
+        are as good a guess of the target's perturbed logits as the plain ones are of the plain:
+        both err by the draft's error. So the chance is a softmax of the perturbed logits, on the
+        scale of the plain ones. Noise is evaluated for the likeliest candidates only.
+        """
+        params = state.params
+        logits_BKV = self._logits(states_BKH).float()
+        if state.guide is not None:
+            logits_BKV = state.guide.ban(logits_BKV, self._target_ids)
+        if not params.sampled:
+            gains, ids = logits_BKV.topk(self.width)
+            gains = gains - logits_BKV.logsumexp(-1, keepdim=True)
+            return _no_nan(gains), self._target_ids[ids]
+        top_BKC, ids_BKC = logits_BKV.topk(min(_CANDIDATES, logits_BKV.shape[-1]))
+        tokens_BKC = self._target_ids[ids_BKC]
+        places_BK = (state.index_B + level)[:, None].expand(logits_BKV.shape[:2])
+        keys_BK = params.noise_key_B[:, None].expand_as(places_BK)
+        noise_BKC = gumbel(keys_BK, places_BK, tokens_BKC) * params.temperature_B[:, None, None]
+        kept_BKC = filtered_candidates(top_BKC, logits_BKV.logsumexp(-1), params)
+        gains, picked = (kept_BKC + noise_BKC).log_softmax(-1).topk(self.width)
+        return _no_nan(gains), tokens_BKC.gather(-1, picked)
+
+
+def _no_nan(gains: Tensor) -> Tensor:
+    """Take what has no log-chance (all was banned, or the head overflowed) as the least likely."""
+    return gains.masked_fill(gains.isnan(), -torch.inf)
