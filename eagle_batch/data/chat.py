@@ -30,6 +30,8 @@ _TOKENS = (
     "cls_token",
     "mask_token",
 )
+#: Stands for what a user says, to find where a template puts it.
+_MARK = "WhatTheUserSays"
 _TOKENIZER_FILES = ("*.jinja", "*.json", "*.model", "*.txt", "additional_chat_templates/*")
 
 
@@ -76,10 +78,30 @@ class ChatTemplate:
         Tokenise it without adding special tokens: the template has written them. Raises
         RequestError (template_error) where the template refuses the messages.
         """
+        return self._render(messages, add_generation_prompt=True)
+
+    def open_turn(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        """Return the prompt up to where a user's next turn begins, and what would end that turn.
+
+        The end is empty where the template writes nothing behind a last message. Raises
+        RequestError (template_error) where the template refuses the messages, or changes them.
+        """
+        turn = {"role": "user", "content": _MARK}
+        text = self._render([*messages, turn], add_generation_prompt=False)
+        before, mark, after = text.rpartition(_MARK)
+        if not mark:
+            raise RequestError(Reason.TEMPLATE_ERROR, "the chat template hides the user's text")
+        return before, after.strip()
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         chat = [dict(message) for message in messages]
         try:
             text = self._template.render(
-                messages=chat, tools=None, documents=None, add_generation_prompt=True, **self.tokens
+                messages=chat,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.tokens,
             )
         except Exception as error:
             # The template is the model's code: what it raises about a row is the row's.

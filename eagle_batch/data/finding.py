@@ -9,7 +9,7 @@ from typing import Any
 
 import fsspec
 
-from eagle_batch.data import hub, saved
+from eagle_batch.data import hub, invented, saved
 from eagle_batch.data.files import (
     EXPECTED,
     FoundFile,
@@ -88,6 +88,8 @@ def _refuse_unused(choice: Choice, used: set[str]) -> None:
 
 
 def _find(pattern: str, wanted: str, choice: Choice, used: set[str]) -> list[FoundFile]:
+    if invented.is_invented(pattern):
+        return [invented.found(pattern)]
     with reading(pattern):
         if hub.is_data_set(pattern):
             used |= {"config", "split", "revision"}

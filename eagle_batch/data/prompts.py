@@ -34,11 +34,20 @@ class Prompter:
         messages = template.render(values, judge)
         if template.is_chat(judge):
             assert self.chat is not None
+            if template.stage.magpie and judge is None:
+                return self.chat.open_turn(messages)[0]
             return self.chat.render(messages)
         text = messages[0]["content"]
         if not text:
             raise RequestError(Reason.EMPTY_PROMPT, f"stages.{stage}.prompt: the prompt is empty")
         return text
+
+    def ending(self, stage: int) -> str:
+        """Return what ends a text that is a user's turn; empty for other texts."""
+        if not self.stages[stage].stage.magpie:
+            return ""
+        assert self.chat is not None
+        return self.chat.open_turn(())[1]
 
     def problems(self) -> list[str]:
         """Return one line for each stage whose roles the chat template refuses."""
@@ -47,8 +56,10 @@ class Prompter:
         lines = []
         for index, template in enumerate(self.stages):
             for key, messages in _chats(template.stage):
+                open_turn = template.stage.magpie and key == "messages"
+                render = self.chat.open_turn if open_turn else self.chat.render
                 try:
-                    self.chat.render([{"role": m.role, "content": "text"} for m in messages])
+                    render([{"role": m.role, "content": "text"} for m in messages])
                 except RequestError as error:
                     roles = ", ".join(message.role for message in messages)
                     lines.append(
@@ -60,8 +71,8 @@ class Prompter:
 
 def _chats(stage: Stage) -> Iterator[tuple[str, Sequence[Message]]]:
     """Yield the messages of a stage and of its judges, with where they stand."""
-    if stage.messages is not None:
-        yield "messages", stage.messages
+    if stage.messages is not None or stage.magpie:
+        yield "messages", stage.messages or ()
     for number, validator in enumerate(stage.validators):
         if validator.judge is not None and validator.judge.messages is not None:
             yield f"validators.{number}.judge.messages", validator.judge.messages

@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from eagle_batch.data import arrow, csvs, jsonl, parquet
+from eagle_batch.data import arrow, csvs, invented, jsonl, parquet
 from eagle_batch.data.files import TEXT, FoundFile, reading, short_names
 from eagle_batch.data.finding import find_input
 from eagle_batch.data.groups import Group, Scan
@@ -122,6 +122,8 @@ class GroupReader:
             return jsonl.read(self._lines, file.path, group, wanted)
         if file.format == "csv":
             return csvs.read(self._lines, file.path, group, wanted, file.delimiter)
+        if file.format == invented.FORMAT:
+            return invented.read(group, wanted)
         names = wanted.names or []
         table = (
             parquet.read(file.path, index, names)
@@ -147,6 +149,8 @@ def _scan(file: FoundFile, rows_per_shard: int, delimiter: str | None) -> Scan:
             scan = jsonl.scan(file.path, rows_per_shard)
         elif file.format == "csv":
             scan = csvs.scan(file.path, rows_per_shard, delimiter)
+        elif file.format == invented.FORMAT:
+            scan = invented.scan(file.path)
         else:
             scan = parquet.scan(file.path) if file.format == "parquet" else arrow.scan(file.path)
         names = [_read_names(field) for field in scan.schema]

@@ -71,7 +71,7 @@ class StageTemplate:
 
     def is_chat(self, judge: int | None = None) -> bool:
         """Whether the texts are messages for a chat template, rather than one raw prompt."""
-        return self._prompt(judge).messages is not None
+        return self._prompt(judge).prompt is None
 
     def problems(self, columns: Collection[str], stages: Sequence[str]) -> list[str]:
         """Return one line for each name that is neither a column nor a stage that it can see."""

@@ -11,11 +11,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
-from eagle_batch.engine.request import Completion, EngineMetrics, Request
+from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams
 from eagle_batch.errors import ConfigError, LedgerError, RequestError, StoreError
 from eagle_batch.job.elastic import ElasticEngine
 from eagle_batch.job.objects import Objects
@@ -128,9 +129,19 @@ class Worker:
         return Request(
             id=handle,
             prompt_ids=tuple(ids),
-            params=call.params,
+            params=self._ended(call),
             noise_key=flow.walk.noise(call),
         )
+
+    def _ended(self, call: Call) -> SamplingParams:
+        """End a user's turn by its token, or by its text where that is more than one."""
+        if not call.ending:
+            return call.params
+        ids = tuple(self._engine.tokenizer.encode(call.ending, add_special_tokens=False))
+        if len(ids) == 1:
+            known = call.params.stop_token_ids
+            return replace(call.params, stop_token_ids=(*known, *ids))
+        return replace(call.params, stop=(*call.params.stop, call.ending))
 
     def _advance(self, completion: Completion) -> None:
         """Move a flow on to its next stage, or to its end."""

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 DEMO_PREFIX = "demo:"
+#: What stands before the number of rows in the path of an input that is made of nothing.
+ROWS_PREFIX = "rows://"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 

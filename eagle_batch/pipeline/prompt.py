@@ -20,12 +20,15 @@ class Message(Section):
     content: str = Field(description="Jinja template of the text, over the row's columns.")
 
 
-def prompt_rules(messages: Sequence[Message] | None, prompt: str | None) -> list[tuple[bool, Rule]]:
-    """Return the rule that there is one kind of prompt."""
+def prompt_rules(
+    messages: Sequence[Message] | None, prompt: str | None, *, open_turn: bool = False
+) -> list[tuple[bool, Rule]]:
+    """Return the rule that there is one kind of prompt; an open turn may stand alone."""
     found = "both" if messages is not None else "neither"
+    enough = open_turn and prompt is None
     return [
         (
-            (messages is None) == (prompt is None),
+            (messages is None) == (prompt is None) and not enough,
             (
                 ("messages", "prompt"),
                 f"found {found}; expected exactly one of messages and prompt",

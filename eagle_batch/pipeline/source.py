@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from eagle_batch.pipeline.base import Section, Strings, as_list
+from eagle_batch.pipeline.locations import ROWS_PREFIX
+from eagle_batch.pipeline.problems import Rule
 
 
 class Input(Section):
@@ -21,6 +23,12 @@ class Input(Section):
         ),
         BeforeValidator(as_list),
     ]
+    rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**40,
+        description="Instead of a path: so many rows made of nothing, with the column `id` alone.",
+    )
     format: Literal["auto", "parquet", "arrow", "jsonl", "csv"] = Field(
         default="auto", description="Format of the files; auto goes by their names."
     )
@@ -63,6 +71,23 @@ class Input(Section):
     limit: int | None = Field(
         default=None, ge=1, description="Take the first N of these rows; null takes all."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _invent(cls, data: Any) -> Any:
+        """Give rows that are made of nothing the path and the id that stand for them."""
+        if not isinstance(data, dict) or type(data.get("rows")) is not int:
+            return data
+        given = {"path": (f"{ROWS_PREFIX}{data['rows']}",), "id": "id"}
+        return {**given, **{name: value for name, value in data.items() if value is not None}}
+
+    def _rules(self) -> list[tuple[bool, Rule]]:
+        both = self.rows is not None and list(self.path) != [f"{ROWS_PREFIX}{self.rows}"]
+        wrong = self.rows is None and any(path.startswith(ROWS_PREFIX) for path in self.path)
+        return [
+            (both, (("path", "rows"), "found both; expected exactly one of path and rows")),
+            (wrong, (("path",), f"found {ROWS_PREFIX}; expected `rows` with their number")),
+        ]
 
     @property
     def selects(self) -> bool:

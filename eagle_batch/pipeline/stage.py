@@ -49,6 +49,11 @@ class Stage(Section):
     prompt: str | None = Field(
         default=None, description="Raw text as the prompt, instead of messages."
     )
+    magpie: bool = Field(
+        default=False,
+        description="The text is what a user would say: the prompt ends where the chat template "
+        "begins the user's turn, behind the messages if there are any.",
+    )
     sampling: Sampling = Field(default=Sampling(), description="How the text is sampled.")
     structured: Structured | None = Field(
         default=None, description="What the whole text must match; null for free text."
@@ -78,8 +83,12 @@ class Stage(Section):
 
     def _rules(self) -> list[tuple[bool, Rule]]:
         return [
-            *prompt_rules(self.messages, self.prompt),
+            *prompt_rules(self.messages, self.prompt, open_turn=self.magpie),
             *self._structure_rules(),
+            (
+                self.magpie and self.prompt is not None,
+                (("magpie", "prompt"), "found both; a raw prompt has no user's turn; remove one"),
+            ),
             *self._choice_rules(),
             (
                 self.retry > 0 and not self.validators,

@@ -127,6 +127,7 @@ class Walk:
             special=prompter.adds_special_tokens(step.index, judge),
             params=params,
             turn=self.turn,
+            ending=prompter.ending(step.index) if judge is None else "",
         )
 
     def _make(self, calls: tuple[Call, ...], fault_of: FaultFinder) -> Candidates:

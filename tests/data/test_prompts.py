@@ -12,8 +12,8 @@ import pytest
 from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.templates import StageTemplate, compile_stages
 from eagle_batch.errors import ConfigError, Reason, RequestError
-from eagle_batch.pipeline import Stage
-from tests.data.support import make_pipeline
+from eagle_batch.pipeline import Stage, load_pipeline
+from tests.data.support import CHATML, make_pipeline, write_model, write_pipeline
 
 
 def stage(prompt: str, name: str = "s") -> Stage:
@@ -189,3 +189,55 @@ def test_a_later_stage_sees_earlier_text(tmp_path: Path) -> None:
         "<|im_start|>user\nWhy {{ rain }}?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not prompter.adds_special_tokens(1)
+
+
+CHAT_FORMS = {
+    "chatml": (CHATML, "<|im_start|>user\n", "<|im_end|>"),
+    "llama": (
+        (
+            "{{ bos_token }}{% for m in messages %}<|h|>{{ m.role }}<|e|>\n\n{{ m.content | trim }}"
+            "<|eot|>{% endfor %}{% if add_generation_prompt %}<|h|>assistant<|e|>{% endif %}"
+        ),
+        "<s><|h|>user<|e|>\n\n",
+        "<|eot|>",
+    ),
+    "mistral": (
+        (
+            "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} "
+            "[/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+        ),
+        "<s>[INST] ",
+        "[/INST]",
+    ),
+    "default system": (
+        (
+            "{% if messages[0].role != 'system' %}<|s|>Be kind.<|/s|>{% endif %}"
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+        ),
+        "<|s|>Be kind.<|/s|><|user|>",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", CHAT_FORMS)
+def test_an_invented_turn_begins_where_the_template_puts_the_users_text(
+    form: str, tmp_path: Path
+) -> None:
+    text, begin, end = CHAT_FORMS[form]
+    stages = [{"name": "ask", "magpie": True}]
+    path = write_pipeline(tmp_path, {"stages": stages, "input": {"rows": 5}})
+    write_model(tmp_path / "model", text)
+    prompter = make_prompter(load_pipeline(path))
+    assert (prompter.render(0, {}), prompter.ending(0)) == (begin, end)
+    assert not prompter.adds_special_tokens(0)
+
+
+def test_an_invented_turn_stands_behind_the_messages(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Speak of {{ topic }}."}]
+    stages = [{"name": "ask", "magpie": True, "messages": messages}]
+    prompter = make_prompter(make_pipeline(tmp_path, {"stages": stages}))
+    assert prompter.problems() == []
+    assert prompter.render(0, {"topic": "rain"}) == (
+        "<|im_start|>system\nSpeak of rain.<|im_end|>\n<|im_start|>user\n"
+    )
