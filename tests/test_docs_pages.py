@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from eagle_batch.cli import main
 from eagle_batch.pipeline import Pipeline, load_pipeline, parse_pipeline
 from eagle_batch.pipeline.reference import reference_yaml
+from eagle_batch.schedule.jobfile import load_job
 from eagle_batch.training.config import TrainingConfig
 from tests.test_docs import PAGES, REPOSITORY, blocks
 
@@ -84,6 +86,8 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 DOCUMENTS = dict(documents())
+#: Sections that a page may show alone.
+SECTIONS = set(Pipeline.model_fields) - {"name", "stages"}
 
 
 @pytest.mark.parametrize("name", [n for n, d in DOCUMENTS.items() if "stages" in d])
@@ -94,6 +98,33 @@ def test_every_pipeline_in_the_pages_is_valid(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, d in DOCUMENTS.items() if {"data", "out"} <= d.keys()])
 def test_every_training_file_in_the_pages_is_valid(name: str) -> None:
     TrainingConfig.model_validate(DOCUMENTS[name])
+
+
+@pytest.mark.parametrize("name", [n for n, d in DOCUMENTS.items() if "schedule" in d])
+def test_every_job_file_in_the_pages_is_loaded(name: str, tmp_path: Path) -> None:
+    for folder in ("jobs", "pipelines"):
+        (tmp_path / folder).mkdir()
+    shutil.copytree(REPOSITORY / "pipelines", tmp_path / "pipelines", dirs_exist_ok=True)
+    path = tmp_path / "jobs" / f"{DOCUMENTS[name]['name']}.yaml"
+    path.write_text(yaml.safe_dump(DOCUMENTS[name]))
+    assert load_job(path).file.name == DOCUMENTS[name]["name"]
+
+
+FRAGMENTS = [name for name, document in DOCUMENTS.items() if document.keys() <= SECTIONS]
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_every_part_of_a_pipeline_in_the_pages_fits_into_one(name: str) -> None:
+    whole = yaml.safe_load((REPOSITORY / "pipelines" / "synth.yaml").read_text("utf-8"))
+    parse_pipeline(whole | DOCUMENTS[name], name)
+
+
+def test_every_document_of_the_pages_is_tried() -> None:
+    known = ({"stages"}, {"data", "out"}, {"schedule"})
+    kinds = [
+        any(keys <= d.keys() for keys in known) or n in FRAGMENTS for n, d in DOCUMENTS.items()
+    ]
+    assert dict(zip(DOCUMENTS, kinds, strict=True)) == dict.fromkeys(DOCUMENTS, True)
 
 
 def test_the_arithmetic_of_the_speed_up_is_right() -> None:
