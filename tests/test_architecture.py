@@ -51,6 +51,9 @@ ARROWS = {
     },
     "schedule": {"errors", "pipeline", "data", "job"},
     "bench": {"errors", "engine", "pipeline", "data", "job"},
+    # What `import eagle_batch` gives: it imports nothing before it is used.
+    "": {"api"},
+    "api": {"errors", "pipeline", "data", "report", "job", "engine"},
     "cli": {"demo", "errors"}
     | {"models", "engine", "training", "pipeline", "data", "report", "job", "schedule", "bench"},
 }
@@ -65,13 +68,16 @@ LIBRARIES = {
         "job/session.py",
         "job/cluster.py",
         "job/telemetry.py",
+        # An output as a Ray Dataset.
+        "api/ray_data.py",
     },
     "llguidance": {"engine/grammars.py"},
     "torch": {"models/", "engine/", "training/", "demo.py"},
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }
 
-LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "stages", "job", "schedule", "report", "cli"}
+LIGHT_ROOMS = {"errors", "demo", "pipeline", "data", "stages", "job", "schedule", "report"}
+LIGHT_ROOMS |= {"api", "cli"}
 HEAVY = {"torch", "transformers", "ray", "datasets", "pandas", "gguf", "accelerate"}
 
 LONGEST_FUNCTION = 60

@@ -32,6 +32,7 @@ LAZY = {
     "bench": ("eagle_batch.cli.bench", "bench"),
     "preview": ("eagle_batch.cli.preview", "preview"),
     "estimate": ("eagle_batch.cli.preview", "estimate"),
+    "push": ("eagle_batch.cli.push", "push"),
     "reference": ("eagle_batch.cli.show", "reference"),
     "report": ("eagle_batch.cli.show", "report"),
     "show": ("eagle_batch.cli.show", "show"),

@@ -93,7 +93,7 @@ def load_pipeline(path: str | Path, overrides: Sequence[str] = ()) -> Pipeline:
     data = read_yaml(Path(path), source, "a pipeline (name, input, target, stages, output)")
     changed, set_keys = apply_overrides(data, overrides)
     pipeline = parse_pipeline(changed, source, set_keys)
-    return _settle_paths(pipeline, Path(path).resolve().parent)
+    return settle_paths(pipeline, Path(path).resolve().parent)
 
 
 def parse_pipeline(data: Any, source: str, set_keys: Sequence[Key] = ()) -> Pipeline:
@@ -107,7 +107,7 @@ def parse_pipeline(data: Any, source: str, set_keys: Sequence[Key] = ()) -> Pipe
         raise ConfigError(explain_problems(error, Pipeline, data, source, set_keys)) from error
 
 
-def _settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
+def settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
     """Return the pipeline with absolute paths: inputs by the file's folder, the output by ours."""
     head, draft = pipeline.speculation.head, pipeline.speculation.draft
     inputs = tuple(locate(path, folder) for path in pipeline.input.path)

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WHEN = "2026-01-01T00:00:00.000Z"
 
@@ -27,6 +29,8 @@ class Hub:
     #: (repository, path) of every file that a commit wrote, in order.
     written: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
+    #: A status with which every change is answered.
+    refuse: int = 0
 
     def entry(self, path: str, data: bytes) -> dict[str, Any]:
         oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -106,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, data in inside.items():
             if deep or "/" not in name.removeprefix(start):
                 found.append(self.hub.entry(name, data))
-        if found:
+        if found or not folder:
             self._json(found)
         else:
             self._missing("EntryNotFound")
@@ -129,7 +133,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, body = self._note(), self._body()
+        if self.hub.refuse:
+            self._json({"error": "no"}, self.hub.refuse)
+            return
         match path:
+            case ["api", "validate-yaml"]:
+                self._json({"errors": [], "warnings": []})
             case ["api", "repos", "create"]:
                 name = json.loads(body)
                 repo = f"{name.get('organization') or 'me'}/{name['name']}"
@@ -166,6 +175,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.hub.written.append((repo, value["path"]))
         commit_url = f"{self.hub.url}/datasets/{repo}/commit/{COMMIT}"
         self._json({"commitUrl": commit_url, "commitOid": COMMIT, "success": True})
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The real client, told where the hub is; its caches begin empty."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with running_hub() as running:
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        yield running
+        huggingface_hub.HfFileSystem.clear_instance_cache()
 
 
 @contextmanager

@@ -26,9 +26,11 @@ from eagle_batch.data.hub import card_configs, splits_by_name, splits_of_config
 from eagle_batch.data.lines import Lines
 from eagle_batch.data.sources import GroupReader
 from eagle_batch.errors import DataError
-from tests.data.fake_hub import COMMIT, Hub, running_hub
+from tests.data.fake_hub import COMMIT, Hub, hub
 from tests.data.support import topics, write_jsonl
 from tests.data.test_sources import read_all, surveyed
+
+__all__ = ["hub"]  # a fixture
 
 # -- CSV ---------------------------------------------------------------------------------------
 
@@ -197,21 +199,6 @@ def test_a_saved_selection_by_indices_is_refused_with_the_remedy(saved: Path) ->
 
 
 # -- the hub -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The real client, told where the hub is; its caches begin empty."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    with running_hub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        huggingface_hub.HfFileSystem.clear_instance_cache()
-        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        yield running
-        huggingface_hub.HfFileSystem.clear_instance_cache()
 
 
 def parquet_of(table: pa.Table) -> bytes:
