@@ -31,6 +31,8 @@ MANIFEST = "manifest.json"
 CONVERSION = 1
 SHIPPED = Path(__file__).parent / "shipped"
 CHUNK_BYTES = 1 << 20
+#: Files up to this size are read to be checked even where there is no time to lose.
+QUICK_BYTES = 16 << 20
 _CONVERT_IN_CHILD = """
 import sys
 from pathlib import Path
@@ -92,7 +94,7 @@ def resolve(name: str) -> Path:
     """Return the folder of a fetched demo target; ConfigError says how to fetch it."""
     _target(name)
     folder = _folder(name)
-    if not is_whole(folder):
+    if not is_whole(folder, quick=True):
         raise ConfigError(
             f"{PREFIX}{name}: not in the cache ({folder}), or damaged there; "
             f"run `eagle-batch demo fetch {name}` once on this machine"
@@ -117,14 +119,21 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "eagle-batch"
 
 
-def is_whole(folder: Path) -> bool:
-    """Tell whether a folder holds every file of its manifest, each with its size and checksum."""
+def is_whole(folder: Path, *, quick: bool = False) -> bool:
+    """Tell whether a folder holds every file of its manifest, each with its size and checksum.
+
+    quick: of large files only the size; the checksum of the weights takes half a second.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         if manifest["conversion"] != CONVERSION:
             return False
         files: dict[str, str] = manifest["files"]
-        return all(_sha256(folder / name) == digest for name, digest in files.items())
+        sizes: dict[str, int] = manifest["sizes"]
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            return False
+        read = [name for name in files if not quick or sizes[name] <= QUICK_BYTES]
+        return all(_sha256(folder / name) == files[name] for name in read)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -236,7 +245,9 @@ def dequantise(gguf: Path, out: Path) -> None:
 
 def _write_manifest(target: DemoTarget, folder: Path) -> None:
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-    manifest = {"conversion": CONVERSION, "source": target.requirement, "files": files}
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    made = {"conversion": CONVERSION, "source": target.requirement}
+    manifest = made | {"files": files, "sizes": sizes}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
