@@ -72,6 +72,7 @@ LIBRARIES = {
         "api/ray_data.py",
     },
     "llguidance": {"engine/grammars.py"},
+    "vllm": {"engine/peer.py"},
     "torch": {"models/", "engine/", "training/", "demo.py"},
     "transformers": {"models/", "engine/", "training/", "demo.py"},
 }

@@ -15,7 +15,7 @@ INPUTS = (InputIdentity("a.parquet", 10, 3, "t1"), InputIdentity("b.parquet", 20
 FREE: dict[str, Any] = {
     "name": "other",
     "speculation": {"method": "eagle", "head": "heads/x", "depth": 2, "nodes": 3},
-    "engine": {"slots": 2},
+    "engine": {"slots": 2, "prefill_chunk": 64, "threads": 3},
     "workers": {"count": 3},
     "limits": {"max_error_rate": 1.0},
     "output.path": "elsewhere",
@@ -37,6 +37,7 @@ BOUND: dict[str, Any] = {
     "stages.0.messages.0.role": "system",
     "stages.1.sampling": {"temperature": 0.5},
     "samples": 2,
+    "engine": {"kind": "vllm"},
     "output.rows_per_shard": 8,
     "output.token_ids": True,
 }
@@ -62,6 +63,19 @@ def test_what_can_change_a_row_changes_the_fingerprint_and_is_named(
     assert fingerprint(old, INPUTS) != fingerprint(new, INPUTS)
     lines = explain_difference(resolved(old), resolved(new))
     assert any(line.startswith(key) for line in lines), lines
+
+
+def test_the_draft_is_bound_where_another_engine_s_text_knows_it(tmp_path: Path) -> None:
+    vllm = make_pipeline(tmp_path, {"engine": {"kind": "vllm"}})
+    draft = {"method": "eagle", "head": "heads/x", "depth": 2, "nodes": 3}
+    other = make_pipeline(tmp_path, {"engine": {"kind": "vllm"}, "speculation": draft})
+    assert fingerprint(vllm, INPUTS) != fingerprint(other, INPUTS)
+    lines = explain_difference(resolved(vllm), resolved(other))
+    assert "speculation.depth: was 4, is now 2" in lines
+    larger = make_pipeline(
+        tmp_path, {"engine": {"kind": "vllm", "tensor_parallel": 2}, "workers": {"gpus": 2}}
+    )
+    assert fingerprint(vllm, INPUTS) == fingerprint(larger, INPUTS)
 
 
 def test_every_section_is_either_free_or_bound() -> None:

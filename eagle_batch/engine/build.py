@@ -23,14 +23,14 @@ from eagle_batch.models.heads import Head
 from eagle_batch.models.linear import replace_linears
 from eagle_batch.models.target import Target, load_target
 
-_DTYPES = {
+DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float64": torch.float64,
 }
 #: Longest context that is reserved when the pipeline names none.
-_DEFAULT_CONTEXT = 2048
+DEFAULT_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def load_parts(spec: EngineSpec) -> Parts:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     device = torch.device(spec.device)
-    dtype = _DTYPES[spec.dtype]
+    dtype = DTYPES[spec.dtype]
     target = load_target(spec.model, revision=spec.revision, dtype=dtype, device=device)
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
     if spec.draft is not None:
@@ -83,7 +83,7 @@ def _load_draft(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase) -> Target:
     problem = vocabulary_problem(tokenizer.get_vocab(), own.get_vocab())
     if problem:
         raise ConfigError(f"speculation.draft: {spec.draft}: {problem}")
-    dtype, device = _DTYPES[spec.dtype], torch.device(spec.device)
+    dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
     try:
         return load_target(spec.draft, revision=None, dtype=dtype, device=device)
     except ModelError as error:
@@ -135,7 +135,7 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
 
 def _context(wanted: int | None, limit: int) -> int:
     if wanted is None:
-        return min(limit, _DEFAULT_CONTEXT)
+        return min(limit, DEFAULT_CONTEXT)
     if wanted > limit:
         raise ConfigError(
             f"target.context: {wanted} tokens, but the target was made for {limit}; "

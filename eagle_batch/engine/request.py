@@ -212,6 +212,10 @@ class EngineSpec:
     prefill_chunk: int = 512
     #: CPU threads of the engine; None leaves torch's choice.
     threads: int | None = None
+    #: "own", or "vllm".
+    kind: str = "own"
+    #: GPUs that hold the target together; vllm only.
+    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         context=pipeline.target.context,
         prefill_chunk=pipeline.engine.prefill_chunk,
         threads=threads,
+        kind=pipeline.engine.kind,
+        tensor_parallel=pipeline.engine.tensor_parallel,
     )
     return replace(
         options,
@@ -104,13 +106,20 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         nodes=tree.nodes,
         paths=tree.paths or (),
         auto=tree.method in {"auto", "ngram"},
-        ngram=tree.method in {"auto", "ngram"} and tree.head is None and tree.draft is None,
+        # vllm does not leave out a draft that does not pay, so that it must be asked for.
+        ngram=tree.head is None
+        and tree.draft is None
+        and tree.method in ({"auto", "ngram"} if pipeline.engine.kind == "own" else {"ngram"}),
         draft=None if tree.draft is None else _resolved(tree.draft),
     )
 
 
 def build_real_engine(spec: EngineSpec) -> EngineLike:
     """Build the engine that generates; loads torch, which nothing else on the job's side does."""
+    if spec.kind == "vllm":
+        from eagle_batch.engine.peer import build_vllm_engine
+
+        return build_vllm_engine(spec)
     from eagle_batch.engine.build import build_engine
 
     return build_engine(spec)

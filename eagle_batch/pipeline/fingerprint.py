@@ -16,7 +16,10 @@ _FREE_KEYS = frozenset(
         ("name",),
         ("input", "path"),
         ("speculation",),
-        ("engine",),
+        ("engine", "slots"),
+        ("engine", "prefill_chunk"),
+        ("engine", "threads"),
+        ("engine", "tensor_parallel"),
         ("workers",),
         ("output", "path"),
         ("output", "compression"),
@@ -44,14 +47,15 @@ def resolved(pipeline: BaseModel) -> dict[str, Any]:
 def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity]) -> str:
     """Return the SHA-256 of all that can change results: settings, and the identity of the inputs.
 
-    Speculation, engine, workers, limits, compression and where things lie are left out. So are
-    values that equal their default: a release may add a field without orphaning running jobs.
+    Speculation, the engine's size, workers, limits, compression and where things lie are left out.
+    So are values that equal their default: a release may add a field without orphaning running
+    jobs. Speculation counts where the engine is not ours.
     """
     settings = pipeline.model_dump(mode="json", exclude_defaults=True)
-    material = {
-        "inputs": [asdict(item) for item in inputs],
-        "pipeline": _without_free_keys(settings),
-    }
+    kept = _without_free_keys(settings, _free_keys(settings))
+    if not kept.get("engine"):
+        kept.pop("engine", None)
+    material = {"inputs": [asdict(item) for item in inputs], "pipeline": kept}
     text = json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -63,8 +67,8 @@ def explain_difference(
     new_inputs: Sequence[InputIdentity] = (),
 ) -> list[str]:
     """Return one line for each key, and each input file, whose change can change results."""
-    old = dict(_leaves(_without_free_keys(old_resolved)))
-    new = dict(_leaves(_without_free_keys(new_resolved)))
+    old = dict(_leaves(_without_free_keys(old_resolved, _free_keys(old_resolved))))
+    new = dict(_leaves(_without_free_keys(new_resolved, _free_keys(new_resolved))))
     lines = [
         f"{key}: was {_text(old, key)}, is now {_text(new, key)}"
         for key in dict.fromkeys([*old, *new])
@@ -73,12 +77,20 @@ def explain_difference(
     return lines + _changed_inputs(old_inputs, new_inputs)
 
 
-def _without_free_keys(data: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+def _free_keys(settings: dict[str, Any]) -> frozenset[tuple[str, ...]]:
+    """Return the free keys of a pipeline: the text of other engines than ours knows the draft."""
+    own = (settings.get("engine") or {}).get("kind", "own") == "own"
+    return _FREE_KEYS if own else _FREE_KEYS - {("speculation",)}
+
+
+def _without_free_keys(
+    data: dict[str, Any], free: frozenset[tuple[str, ...]], prefix: tuple[str, ...] = ()
+) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in data.items():
         path = (*prefix, key)
-        if path not in _FREE_KEYS:
-            kept[key] = _without_free_keys(value, path) if isinstance(value, dict) else value
+        if path not in free:
+            kept[key] = _without_free_keys(value, free, path) if isinstance(value, dict) else value
     return kept
 
 

@@ -11,8 +11,13 @@ from eagle_batch.pipeline.problems import Rule
 
 
 class EngineOptions(Section):
-    """Size of one engine; it changes speed and memory, never the text."""
+    """Which engine runs, and its size, which changes speed and memory, never the text."""
 
+    kind: Literal["own", "vllm"] = Field(
+        default="own",
+        description="own, or vllm (extra [vllm]) for targets that one GPU cannot hold: it drafts "
+        "chains, and sampled text then depends on the draft.",
+    )
     slots: int = Field(
         default=16, ge=1, le=4096, description="Rows decoded together by one worker."
     )
@@ -25,6 +30,20 @@ class EngineOptions(Section):
         le=1024,
         description="CPU threads of one worker; null leaves torch's choice.",
     )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="GPUs that hold one target together; vllm only."
+    )
+
+    def _rules(self) -> list[tuple[bool, Rule]]:
+        return [
+            (
+                self.kind == "own" and self.tensor_parallel > 1,
+                (
+                    ("tensor_parallel", "kind"),
+                    f"found {self.tensor_parallel} and 'own', which takes one device; use vllm",
+                ),
+            )
+        ]
 
 
 class Workers(Section):

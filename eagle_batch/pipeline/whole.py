@@ -24,6 +24,7 @@ from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
 from eagle_batch.pipeline.source import Input
 from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.strict_yaml import read_yaml
+from eagle_batch.pipeline.vllm import vllm_rules
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
 OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
@@ -70,7 +71,11 @@ class Pipeline(Section):
             )
             keys = (f"stages.{i}.sampling.max_tokens", "target.context")
             rules.append((context is not None and limit >= context, (keys, text)))
-        return rules + loop_rules(self.stages)
+        rules += loop_rules(self.stages)
+        if self.engine.kind == "vllm":
+            samplings = [stage.sampling for stage in self.stages]
+            rules += vllm_rules(self.engine, self.workers, self.speculation, samplings)
+        return rules
 
 
 def _stage_name_rules(names: list[str], index: int, name: str) -> list[tuple[bool, Rule]]:

@@ -113,6 +113,51 @@ def test_what_no_cluster_can_do_is_refused(workers: dict[str, Any], said: str) -
         "output": {"path": "out"},
         "workers": workers,
     }
+    refused(document, said)
+
+
+def refused(document: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_pipeline(document, "p.yaml")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"engine": {"tensor_parallel": 2}},
+            "engine.tensor_parallel and engine.kind: found 2 and 'own'",
+        ),
+        (
+            {"engine": {"kind": "vllm", "tensor_parallel": 2}},
+            "engine.tensor_parallel and workers.gpus: found 2 and auto",
+        ),
+        (
+            {"engine": {"kind": "vllm"}, "workers": {"gpus": 0.5}},
+            "workers.gpus: found 0.5; vllm takes whole GPUs",
+        ),
+        (
+            {"engine": {"kind": "vllm"}, "speculation": {"method": "eagle", "tree": "static"}},
+            "speculation.tree: found 'static'; vllm drafts chains",
+        ),
+        (
+            {"engine": {"kind": "vllm"}, "speculation": {"method": "ngram"}},
+            "stages.0.sampling.min_p: vllm has no such sampling while it drafts",
+        ),
+    ],
+)
+def test_what_vllm_cannot_do_is_refused_before_anything_runs(
+    fields: dict[str, Any], said: str
+) -> None:
+    document = {
+        "name": "p",
+        "input": {"path": "in.parquet"},
+        "target": {"model": "owner/name"},
+        "stages": [{"name": "one", "prompt": "a", "sampling": {"temperature": 1.0, "min_p": 0.1}}],
+        "output": {"path": "out"},
+    }
+    speculation = {"head": "head", **fields.get("speculation", {})}
+    if speculation.get("method") == "ngram":
+        del speculation["head"]
+    refused(document | fields | {"speculation": speculation}, said)
