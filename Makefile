@@ -45,5 +45,5 @@ clean:  ## remove what the other verbs made here
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[demo]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[demo,cpu]" --group dev
 	touch $@

@@ -12,7 +12,16 @@ from typing import Any
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import resolved
 
-PACKAGES = ("eagle-batch", "torch", "transformers", "ray", "pyarrow", "fsspec", "tokenizers")
+PACKAGES = (
+    "eagle-batch",
+    "torch",
+    "transformers",
+    "ray",
+    "pyarrow",
+    "fsspec",
+    "tokenizers",
+    "numba",
+)
 
 
 def about_run(pipeline: Pipeline, command: list[str]) -> dict[str, Any]:

@@ -111,15 +111,18 @@ class CacheStep:
         positions_BN: Tensor,
         extent: int,
     ) -> None:
-        self._cache = cache
+        self.cache = cache
+        self.first_row = first_row
+        self.base_B = base_B
+        self.visible_BNM = visible_BNM
         self._rows = slice(first_row, first_row + write_BN.shape[0])
         self._extent = extent
         clamped_BN = write_BN.clamp(max=cache.shape.capacity - 1)
-        self._index = (cache.row_offsets(first_row, write_BN) + clamped_BN).flatten()
-        self._base_B = base_B
+        #: int64; where each new token goes among the columns of all slots.
+        self.index_R = (cache.row_offsets(first_row, write_BN) + clamped_BN).flatten()
         self._positions_BN = positions_BN
         self._write_BN = clamped_BN
-        self._visible_BNT = _visible_columns(visible_BNM, base_B, extent)
+        self._tokens = write_BN.shape[1]
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
     def attend(
@@ -137,42 +140,71 @@ class CacheStep:
         window: a new token sees only keys less than this many positions back (sliding attention).
         softcap: attention scores are squashed to (-softcap, softcap) (Gemma 2).
         """
-        flat = self._cache.columns[layer]
-        flat[:, 0].index_copy_(0, self._index, _token_major(k_BGND))
-        flat[:, 1].index_copy_(0, self._index, _token_major(v_BGND))
-        seen = self._cache.store[layer, self._rows, : self._extent]
-        k_BGTD, v_BGTD = seen[:, :, 0].transpose(1, 2), seen[:, :, 1].transpose(1, 2)
+        kv_BN2GD = torch.stack((k_BGND.transpose(1, 2), v_BGND.transpose(1, 2)), dim=2)
+        self._append(layer, kv_BN2GD.flatten(0, 1))
         B, H, N, D = q_BHND.shape
-        repeat = H // k_BGND.shape[1]
-        mask = self._mask(window, repeat, q_BHND.dtype)
+        G = k_BGND.shape[1]
         # The query heads that share a key/value head become extra query rows: keys are read once.
-        q_grouped = q_BHND.reshape(B, H // repeat, repeat * N, D)
-        if softcap is None:
-            out = F.scaled_dot_product_attention(
-                q_grouped, k_BGTD, v_BGTD, attn_mask=mask, scale=scale
-            )
-        else:
-            out = _softcapped_attention(q_grouped, k_BGTD, v_BGTD, mask, scale, softcap)
-        return out.reshape(B, H, N, D)
+        q_BGMD = q_BHND.view(B, G, H // G, N, D).transpose(2, 3).reshape(B, G, -1, D)
+        out_BGMD = self._look(layer, q_BGMD, scale, window, softcap)
+        return out_BGMD.view(B, G, N, H // G, D).transpose(2, 3).reshape(B, H, N, D)
+
+    def attend_packed(
+        self, layer: int, q_RHD: Tensor, kv_R2GD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """Do what `attend` does without moving anything: tokens first, `[R, H * D]` comes out.
+
+        q_RHD: query heads by their place in a group, then by group.
+        kv_R2GD: keys and values of the new tokens.
+        """
+        self._append(layer, kv_R2GD)
+        return self.look_packed(layer, q_RHD, scale, window)
+
+    def look_packed(self, layer: int, q_RHD: Tensor, scale: float, window: int | None) -> Tensor:
+        """Do what `attend_packed` does where the keys and values are in the cache already."""
+        B, (R, H, D), G = self.base_B.shape[0], q_RHD.shape, self.cache.shape.kv_heads
+        q_BGMD = q_RHD.view(B, R * H // (B * G), G, D).transpose(1, 2)
+        out_BGMD = self._look(layer, q_BGMD, scale, window, None)
+        return out_BGMD.transpose(1, 2).reshape(R, H * D)
+
+    def _append(self, layer: int, kv_R2GD: Tensor) -> None:
+        self.cache.columns[layer].index_copy_(0, self.index_R, kv_R2GD)
+
+    def _look(
+        self,
+        layer: int,
+        q_BGMD: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Return the attention output; M = N * R, the tokens with their heads of a group."""
+        seen = self.cache.store[layer, self._rows, : self._extent]
+        k_BGTD, v_BGTD = seen[:, :, 0].transpose(1, 2), seen[:, :, 1].transpose(1, 2)
+        repeat = q_BGMD.shape[2] // self._tokens
+        mask = self._mask(window, repeat, q_BGMD.dtype)
+        if softcap is not None:
+            return _softcapped_attention(q_BGMD, k_BGTD, v_BGTD, mask, scale, softcap)
+        return F.scaled_dot_product_attention(q_BGMD, k_BGTD, v_BGTD, attn_mask=mask, scale=scale)
 
     def _mask(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask `[B, 1, repeat * N, T]`, built once for each window."""
+        """Return the additive mask `[B, 1, N * repeat, T]`, built once for each window."""
         key = (window, repeat)
         if key not in self._masks:
-            visible = (
-                self._visible_BNT if window is None else self._visible_BNT & self._within(window)
-            )
+            visible = _visible_columns(self.visible_BNM, self.base_B, self._extent)
+            if window is not None:
+                visible = visible & self._within(window)
             additive = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
             additive.masked_fill_(~visible, torch.finfo(dtype).min)
-            self._masks[key] = additive.repeat(1, repeat, 1)[:, None]
+            self._masks[key] = additive.repeat_interleave(repeat, dim=1)[:, None]
         return self._masks[key]
 
     def _within(self, window: int) -> Tensor:
-        columns_BT = torch.arange(self._extent, device=self._base_B.device).repeat(
-            self._base_B.shape[0], 1
+        columns_BT = torch.arange(self._extent, device=self.base_B.device).repeat(
+            self.base_B.shape[0], 1
         )
         # Scratch columns hold tree nodes whose position is not their storage index.
-        padded = F.pad(columns_BT, (0, max(0, self._cache.shape.capacity - self._extent)))
+        padded = F.pad(columns_BT, (0, max(0, self.cache.shape.capacity - self._extent)))
         padded.scatter_(1, self._write_BN, self._positions_BN)
         key_positions_BT = padded[:, : self._extent]
         return (self._positions_BN[:, :, None] - key_positions_BT[:, None, :]) < window
@@ -191,11 +223,6 @@ def _visible_columns(visible_BNM: Tensor, base_B: Tensor, extent: int) -> Tensor
     scratch_BT = (offset_BT >= 0) & (offset_BT < M)
     index_BNT = offset_BT.clamp(0, M - 1)[:, None].expand(B, N, extent)
     return (offset_BT < 0)[:, None] | (visible_BNM.gather(2, index_BNT) & scratch_BT[:, None])
-
-
-def _token_major(x_BGND: Tensor) -> Tensor:
-    B, G, N, D = x_BGND.shape
-    return x_BGND.transpose(1, 2).reshape(B * N, G, D)
 
 
 def _softcapped_attention(

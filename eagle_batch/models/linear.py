@@ -32,9 +32,10 @@ class DecodingLinear(nn.Module):
             return _blocked_product(x, self._weight, self.bias)
         return F.linear(x, self._weight, self.bias)
 
-    def padding(self, rows: int) -> int:
-        """Return how many empty rows to append to so many rows to make the product faster."""
-        return max(0, _LEAST_ROWS - rows) if self._blocked else 0
+    @property
+    def least_rows(self) -> int:
+        """Rows that a product should have: with fewer it takes longer than with so many."""
+        return _LEAST_ROWS if self._blocked else 1
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return `residual + self(x)`, in one kernel where the types allow."""

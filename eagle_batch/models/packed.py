@@ -6,8 +6,8 @@ and calls nothing that a decoding step does not need. The weights are re-laid, n
 the packed tensors replace the module's own parameters. Families: see `PACKABLE`; every other
 family keeps its own forward.
 
-Shape legend: R rows of a flat batch (B*N), H hidden size, D head size, Q query heads, G key/value
-heads.
+Shape legend: B rows, N tokens a row, R = B*N tokens of the batch, H hidden size or query heads, D
+head size, G key/value heads, X heads of q, k and v together, Q = query heads * D.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eagle_batch.models.cache import CacheStep
+from eagle_batch.models.fused import MOST_ROWS, FusedLayer, FusedSizes, FusedStack, is_fusible
 from eagle_batch.models.linear import DecodingLinear
 
 #: Decoder layers with exactly the data flow of `PackedDecoder`, by class name.
@@ -41,7 +43,12 @@ class PackedLayer:
 
 
 class PackedDecoder:
-    """The decoder stack of a packable model, embedding to final norm."""
+    """The decoder stack of a packable model, embedding to final norm.
+
+    Heads are laid out for the cache: query heads by their place in a group first, so that the
+    queries of all groups line up with the keys, and each pair of a rotation side by side, so that
+    a rotation is one complex product. Scores, and so the text, do not depend on either order.
+    """
 
     def __init__(self, base: Any, config: Any, *, heads: int, kv_heads: int, head_dim: int) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
@@ -49,80 +56,152 @@ class PackedDecoder:
         self._scale = head_dim**-0.5
         self._rotary_emb = base.rotary_emb
         self._embed: Tensor = base.embed_tokens.weight
-        self._layers = [_pack_layer(layer, config, heads, kv_heads) for layer in base.layers]
+        order = _HeadOrder(heads, kv_heads, head_dim)
+        self._layers = [_pack_layer(layer, config, order) for layer in base.layers]
         self._norm: Tensor = base.norm.weight.float()
+        self._width = (self._norm.shape[0],)
         self._dtype = self._embed.dtype
+        self._least_rows = self._layers[0].qkv.least_rows
+        self._fused = self._fuse() if self._is_fusible() else None
 
     def forward(
-        self, tokens_BN: Tensor, positions_BN: Tensor, attention: Any, aux_layers: Sequence[int]
+        self, tokens_BN: Tensor, positions_BN: Tensor, step: CacheStep, aux_layers: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
+        R = B * N
         x_RH = F.embedding(tokens_BN.flatten(), self._embed).float()
-        x_RH = _with_rows(x_RH, B * N + self._layers[0].qkv.padding(B * N))
-        rotary = self._rotary(x_RH, positions_BN)
-        captured = {}
-        for index, layer in enumerate(self._layers):
-            if index in aux_layers:
-                captured[index] = x_RH[: B * N].to(self._dtype)
-            x_RH = self._attend(x_RH, layer, index, rotary, attention, (B, N))
-            x_RH = self._feed_forward(x_RH, layer)
-        hidden = self._normed(x_RH[: B * N], self._norm).view(B, N, -1)
+        rotation = self._rotation(x_RH, positions_BN)
+        # Few rows are padded: see `least_rows`. What stands in the padding is never read.
+        if self._least_rows > R:
+            x_RH = F.pad(x_RH, (0, 0, 0, self._least_rows - R))
+        if self._fused is not None and R <= MOST_ROWS:
+            run = self._fused.run(x_RH, rotation[:, 0], step, aux_layers)
+            x_RH, captured = run.x_PH, run.kept
+        else:
+            x_RH, captured = self._run(x_RH, rotation, step, aux_layers)
+        hidden = self._normed(x_RH[:R], self._norm).view(B, N, -1)
         if not aux_layers:
             return hidden, None
-        return hidden, torch.cat([captured[k] for k in aux_layers], dim=-1).view(B, N, -1)
+        features = [captured[k][:R].to(self._dtype) for k in aux_layers]
+        return hidden, torch.cat(features, dim=-1).view(B, N, -1)
 
-    def _rotary(self, x_RH: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, `[R, 1, D]`; the sine carries the sign of the half rotation."""
+    def _run(
+        self, x_RH: Tensor, rotation: Tensor, step: CacheStep, keep: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the residual stream after the last layer, and before those of `keep`."""
+        rows, kept = rotation.shape[0], {}
+        for index, layer in enumerate(self._layers):
+            if index in keep:
+                kept[index] = x_RH
+            out_RQ = self._attend(x_RH, layer, index, rotation, step)
+            if rows < x_RH.shape[0]:
+                out_RQ = F.pad(out_RQ, (0, 0, 0, x_RH.shape[0] - rows))
+            x_RH = layer.o.add_to(x_RH, out_RQ)
+            x_RH = self._feed_forward(x_RH, layer)
+        return x_RH, kept
+
+    def _is_fusible(self) -> bool:
+        """Whether the fused kernels know all that these layers do."""
+        return is_fusible(self._dtype, self._embed.device) and all(
+            layer.window is None and layer.qk_norm is None for layer in self._layers
+        )
+
+    def _fuse(self) -> FusedStack:
+        first = self._layers[0]
+        sizes = FusedSizes(
+            self._width[0], self._heads, self._head_dim, first.down.in_features, self._eps
+        )
+        layers = [
+            FusedLayer(
+                layer.attention_norm.numpy(),
+                layer.qkv,
+                layer.o,
+                layer.mlp_norm.numpy(),
+                layer.gate_up,
+                layer.down,
+            )
+            for layer in self._layers
+        ]
+        return FusedStack(layers, sizes, self._dtype)
+
+    def _rotation(self, x_RH: Tensor, positions_BN: Tensor) -> Tensor:
+        """Return the rotation of every token as a complex number, `[R, 1, D/2]`."""
         cos, sin = self._rotary_emb(x_RH, positions_BN)
         half = self._head_dim // 2
-        signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        return cos.flatten(0, 1)[:, None], signed.flatten(0, 1)[:, None]
+        return torch.complex(cos[..., :half], sin[..., :half]).flatten(0, 1)[:, None]
 
     def _attend(
-        self,
-        x_RH: Tensor,
-        layer: PackedLayer,
-        index: int,
-        rotary: tuple[Tensor, Tensor],
-        attention: Any,
-        shape: tuple[int, int],
+        self, x_RH: Tensor, layer: PackedLayer, index: int, rotation: Tensor, step: CacheStep
     ) -> Tensor:
-        B, N = shape
-        rotated_heads = self._heads + self._kv_heads
-        qkv = layer.qkv(self._normed(x_RH, layer.attention_norm))
-        qkv = qkv[: B * N].view(B * N, rotated_heads + self._kv_heads, self._head_dim)
-        qk = self._rotate(qkv[:, :rotated_heads].float(), layer.qk_norm, rotary).to(self._dtype)
-        heads_first = qk.view(B, N, rotated_heads, -1).transpose(1, 2)
-        out = attention.attend(
-            index,
-            heads_first[:, : self._heads],
-            heads_first[:, self._heads :],
-            qkv[:, rotated_heads:].view(B, N, self._kv_heads, -1).transpose(1, 2),
-            self._scale,
-            layer.window,
+        """Return the attention output of the real rows, `[R, heads * D]`."""
+        R, H, G = rotation.shape[0], self._heads, self._kv_heads
+        qkv = layer.qkv.forward(self._normed(x_RH, layer.attention_norm))
+        qkv_RXD = qkv[:R].view(R, H + 2 * G, self._head_dim)
+        q_RHD = self._rotate(qkv_RXD, layer.qk_norm, rotation)
+        return step.attend_packed(
+            index, q_RHD, qkv_RXD[:, H:].view(R, 2, G, -1), self._scale, layer.window
         )
-        out_RH = out.transpose(1, 2).reshape(B * N, -1)
-        return layer.o.add_to(x_RH, _with_rows(out_RH, x_RH.shape[0]))
 
-    def _rotate(self, qk: Tensor, qk_norm: Tensor | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def _rotate(self, qkv_RXD: Tensor, qk_norm: Tensor | None, rotation: Tensor) -> Tensor:
+        """Return the rotated queries `[R, heads, D]`; the keys are rotated in place."""
+        R, H, G = rotation.shape[0], self._heads, self._kv_heads
+        keys_RGD = qkv_RXD[:, H : H + G]
+        qk = qkv_RXD
         if qk_norm is not None:
-            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps) * qk_norm
-        cos, signed_sin = rotary
-        return torch.addcmul(qk * cos, qk.roll(self._head_dim // 2, -1), signed_sin)
+            qk = torch.rms_norm(qk[:, : H + G].float(), (self._head_dim,), None, self._eps)
+            qk = qk * qk_norm
+        pairs = torch.view_as_complex(qk.float().view(R, -1, self._head_dim // 2, 2))
+        keys_RGD.copy_(torch.view_as_real(pairs[:, H : H + G] * rotation).flatten(-2))
+        return torch.view_as_real(pairs[:, :H] * rotation).flatten(-2).to(self._dtype)
 
     def _feed_forward(self, x_RH: Tensor, layer: PackedLayer) -> Tensor:
-        gate_up = layer.gate_up(self._normed(x_RH, layer.mlp_norm))
+        gate_up = layer.gate_up.forward(self._normed(x_RH, layer.mlp_norm))
         gate, up = gate_up.chunk(2, dim=-1)
         return layer.down.add_to(x_RH, F.silu(gate).mul_(up))
 
     def _normed(self, x_RH: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x_RH, (x_RH.shape[-1],), weight, self._eps).to(self._dtype)
+        return torch.rms_norm(x_RH, self._width, weight, self._eps).to(self._dtype)
 
 
-def _with_rows(x: Tensor, rows: int) -> Tensor:
-    """Append empty rows up to a count."""
-    return x if x.shape[0] == rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))
+@dataclass(frozen=True, slots=True)
+class _HeadOrder:
+    """How the rows of the attention's weights are laid out anew."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def _pairs(self) -> Tensor:
+        """The places of a head, each beside the one that it is rotated with."""
+        return torch.arange(self.head_dim).view(2, -1).t().flatten()
+
+    @property
+    def _queries(self) -> Tensor:
+        """The query heads by their place in a group, then by group."""
+        return torch.arange(self.heads).view(self.kv_heads, -1).t().flatten()
+
+    def query_rows(self, weight: Tensor) -> Tensor:
+        """Lay out the rows of the query projection or its bias."""
+        return self._by_head(weight, self.heads)[self._queries][:, self._pairs].flatten(0, 1)
+
+    def key_rows(self, weight: Tensor) -> Tensor:
+        """Lay out the rows of the key projection or its bias."""
+        return self._by_head(weight, self.kv_heads)[:, self._pairs].flatten(0, 1)
+
+    def output_columns(self, weight: Tensor) -> Tensor:
+        """Lay out the columns of the output projection, whose input are the heads."""
+        columns = self._by_head(weight.t(), self.heads)[self._queries]
+        return columns.flatten(0, 1).t()
+
+    def qk_norm(self, q: Tensor, k: Tensor) -> Tensor:
+        """Return the norms of all query and key heads, `[heads + kv_heads, D]`."""
+        both = torch.cat((q.expand(self.heads, -1), k.expand(self.kv_heads, -1)))
+        return both[:, self._pairs]
+
+    def _by_head(self, rows: Tensor, heads: int) -> Tensor:
+        return rows.reshape(heads, self.head_dim, *rows.shape[1:])
 
 
 def is_packable(layers: nn.ModuleList, config: Any) -> bool:
@@ -134,17 +213,21 @@ def is_packable(layers: nn.ModuleList, config: Any) -> bool:
     )
 
 
-def _pack_layer(layer: Any, config: Any, heads: int, kv_heads: int) -> PackedLayer:
+def _pack_layer(layer: Any, config: Any, order: _HeadOrder) -> PackedLayer:
     """Fuse the weights of a layer and empty it, so that memory grows by one layer at most."""
     attention, mlp = layer.self_attn, layer.mlp
     packed = PackedLayer(
         attention_norm=layer.input_layernorm.weight.float(),
-        qkv=_fused([attention.q_proj, attention.k_proj, attention.v_proj]),
-        qk_norm=_pack_qk_norm(attention, heads, kv_heads),
-        o=_fused([attention.o_proj]),
+        qkv=_pack_qkv(attention, order),
+        qk_norm=_pack_qk_norm(attention, order),
+        o=DecodingLinear(
+            order.output_columns(attention.o_proj.weight.detach()), attention.o_proj.bias
+        ),
         mlp_norm=layer.post_attention_layernorm.weight.float(),
-        gate_up=_fused([mlp.gate_proj, mlp.up_proj]),
-        down=_fused([mlp.down_proj]),
+        gate_up=DecodingLinear(
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()))
+        ),
+        down=DecodingLinear(mlp.down_proj.weight),
         window=_window(attention, config),
     )
     for name in ("self_attn", "mlp"):
@@ -152,18 +235,25 @@ def _pack_layer(layer: Any, config: Any, heads: int, kv_heads: int) -> PackedLay
     return packed
 
 
-def _fused(parts: list[nn.Linear]) -> DecodingLinear:
-    biases: list[Tensor | None] = [part.bias for part in parts]
-    present = [bias for bias in biases if bias is not None]
-    weight = torch.cat([part.weight.detach() for part in parts])
-    return DecodingLinear(weight, torch.cat(present) if present else None)
+def _pack_qkv(attention: Any, order: _HeadOrder) -> DecodingLinear:
+    layouts = (
+        (attention.q_proj, order.query_rows),
+        (attention.k_proj, order.key_rows),
+        (attention.v_proj, _as_they_are),
+    )
+    weight = torch.cat([lay_out(part.weight.detach()) for part, lay_out in layouts])
+    biases = [lay_out(part.bias.detach()) for part, lay_out in layouts if part.bias is not None]
+    return DecodingLinear(weight, torch.cat(biases) if biases else None)
 
 
-def _pack_qk_norm(attention: Any, heads: int, kv_heads: int) -> Tensor | None:
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _pack_qk_norm(attention: Any, order: _HeadOrder) -> Tensor | None:
     if not hasattr(attention, "q_norm"):
         return None
-    q, k = attention.q_norm.weight.float(), attention.k_norm.weight.float()
-    return torch.cat((q.expand(heads, -1), k.expand(kv_heads, -1)))
+    return order.qk_norm(attention.q_norm.weight.float(), attention.k_norm.weight.float())
 
 
 def _window(attention: Any, config: Any) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from eagle_batch.errors import ModelError
-from eagle_batch.models.cache import CacheShape, KeyValueCache, causal_visibility
+from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
 from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
 
@@ -33,23 +33,6 @@ PARITY_TOLERANCE = {
     torch.float16: 1e-2,
     torch.bfloat16: 1e-1,
 }
-
-
-class Attention(Protocol):
-    """Where a forward pass keeps its keys and values; `CacheStep` in decoding."""
-
-    def attend(
-        self,
-        layer: int,
-        q_BHND: Tensor,
-        k_BGND: Tensor,
-        v_BGND: Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Append keys and values of the new tokens, return the attention output `[B, H, N, D]`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +113,15 @@ class Target:
         self,
         tokens_BN: Tensor,
         positions_BN: Tensor,
-        attention: Attention,
+        step: CacheStep,
         aux_layers: Sequence[int] = (),
     ) -> TargetOutput:
         """Run the decoder; `aux_layers` are boundaries, k being the input of layer k."""
         if self._packed is not None:
-            return TargetOutput(
-                *self._packed.forward(tokens_BN, positions_BN, attention, aux_layers)
-            )
+            return TargetOutput(*self._packed.forward(tokens_BN, positions_BN, step, aux_layers))
         with self._captured(aux_layers) as captured:
             out = self.base(
-                input_ids=tokens_BN, position_ids=positions_BN, use_cache=False, attention=attention
+                input_ids=tokens_BN, position_ids=positions_BN, use_cache=False, attention=step
             )
         hidden_BNH = out.last_hidden_state
         if not aux_layers:
@@ -150,8 +131,10 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""
         rows = hidden.shape[:-1].numel()
-        flat = F.pad(hidden.reshape(rows, -1), (0, 0, 0, self._lm_head.padding(rows)))
-        logits: Tensor = self._lm_head(flat)[:rows].view(*hidden.shape[:-1], -1)
+        flat = hidden.reshape(rows, -1)
+        if rows < self._lm_head.least_rows:
+            flat = F.pad(flat, (0, 0, 0, self._lm_head.least_rows - rows))
+        logits: Tensor = self._lm_head.forward(flat)[:rows].view(*hidden.shape[:-1], -1)
         if self._logit_factor != 1.0:
             logits = logits * self._logit_factor
         if self._softcap is not None:
@@ -260,7 +243,7 @@ def _attention_function(  # noqa: PLR0913, PLR0917 - the signature is transforme
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    attention: Attention | None = None,
+    attention: CacheStep | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Stand in for transformers' attention; `attention` is a keyword of the forward call."""
