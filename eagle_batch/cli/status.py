@@ -71,9 +71,11 @@ def status_lines(found: JobStatus) -> list[tuple[str, str]]:
     from eagle_batch.report.progress import duration
 
     finished = found.rows + found.quarantined
+    made = found.metrics.get("completed", 0) if found.metrics else 0
+    more = f", {made:,} made" if found.state == "running" and made > finished else ""
     lines = [
         ("job", f"{found.name}, {found.state}"),
-        ("rows", f"{finished:,} of {found.units:,} committed ({percent(found)} %)"),
+        ("rows", f"{finished:,} of {found.units:,} committed ({percent(found)} %){more}"),
         ("quarantined", f"{found.quarantined:,}"),
         ("shards", f"{found.tasks_done:,} of {found.tasks:,}"),
     ]

@@ -36,6 +36,7 @@ RUNNING = JobStatus(
         "tokens_per_s_now": 12.0,
         "eta_s": 123.0,
         "workers_ready": 3,
+        "completed": 44,
         "engine": {"acceptance_length": 2.0, "occupancy": 0.75, "completion_tokens": 400},
     },
 )
@@ -91,6 +92,7 @@ def test_a_running_job_shows_the_time_left(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(job_status, "read_status", lambda output: RUNNING)
     result = CliRunner().invoke(main, ["status", "out"])
     for text in (
+        "40 of 100 committed (40 %), 44 made",
         "about 2m00s",
         "12.0 tokens/s now, 10.0 on average",
         "75% of the slots in use, 2.00 tokens a target pass",
