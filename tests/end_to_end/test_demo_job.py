@@ -64,6 +64,16 @@ def test_speculation_took_part(demo_run: DemoRun) -> None:
     assert tokens > 1.02 * passes
 
 
+def test_spans_cut_each_text_into_drafted_and_supplied_characters(demo_run: DemoRun) -> None:
+    drafted = 0
+    for row in read(demo_run.output).to_pylist():
+        for item, stage in zip(row["spans"], row["generation"], strict=True):
+            assert sum(item["characters"]) == len(row[item["stage"]])
+            assert len(item["characters"]) == 2 * stage["target_passes"]
+            drafted += sum(item["characters"][::2])
+    assert drafted > 0
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("reader", [with_pandas, with_datasets, with_duckdb, with_polars])
 def test_common_readers_see_the_same_rows(
