@@ -61,10 +61,11 @@ class Summary:
 
     def _setting(self) -> str:
         batch, speed = self.best.batch, f"{self.best.tokens_per_second:,.1f} tokens/s"
-        if self.best.shape == PLAIN or self.best_ratio < 1 + NOISE:
-            gain = max(self.ratios[batch], 1.0)
-            return f"engine.slots: {batch} makes the most ({speed}; drafting: {gain:.2f} times)"
+        if self.best.shape == PLAIN:
+            return f"engine.slots: {batch} without drafts makes the most ({speed})"
         name, ratio = self.best.shape.name, f"{self.best_ratio:.2f} times plain decoding"
+        if self.best_ratio < 1 + NOISE:
+            ratio = "no more than noise above plain decoding"
         return f"engine.slots: {batch} with {name} makes the most ({speed}, {ratio})"
 
     def _where_it_pays(self) -> str:

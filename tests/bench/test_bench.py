@@ -152,7 +152,11 @@ def test_the_break_even_batch_lies_between_those_on_its_sides(
 @pytest.mark.parametrize(
     ("speeds", "words"),
     [
-        (((1, 10, 15), (4, 40, 20)), ("engine.slots: 4", "up to about 2 rows", "1.50 times")),
+        (
+            ((1, 10, 15), (4, 40, 20)),
+            ("engine.slots: 4 without drafts", "up to about 2 rows", "batch 1 (1.50 times)"),
+        ),
+        (((1, 10, 15), (4, 40, 40.5)), ("with chain:2", "no more than noise", "at every batch")),
         (((1, 10, 15), (4, 30, 33)), ("engine.slots: 4 with chain:2", "at every batch")),
         (((1, 10, 8), (4, 30, 20)), ("engine.slots: 4", "at no batch", "train a better head")),
     ],

@@ -69,3 +69,10 @@ def test_an_output_without_spans_shows_its_texts(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["show", finished(tmp_path, ["tides"]).root])
     assert result.exit_code == 0, result.output
     assert "drafted and accepted" not in result.stdout
+
+
+def test_the_picture_in_the_docs_is_this_view(repository: Path) -> None:
+    drawing = (repository / "docs" / "show.svg").read_text("utf-8").replace("&#160;", " ")
+    for words in ("33% drafted", "drafted and accepted", "supplied by the target", "acceptance"):
+        assert words in drawing
+    assert "http" not in drawing.replace("http://www.w3.org", "")
