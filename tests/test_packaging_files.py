@@ -42,8 +42,9 @@ def test_ci_tests_every_python_that_the_package_claims(repository: Path) -> None
 def test_the_image_has_the_ray_and_torch_that_the_package_needs(repository: Path) -> None:
     recipe = (repository / "Dockerfile.gpu").read_text("utf-8")
     needs = {re.split(r"[<>=\[]", item)[0]: item for item in project(repository)["dependencies"]}
-    (ray,) = re.findall(r"rayproject/ray:(\d+\.\d+)\.", recipe)
-    assert f">={ray}" in needs["ray"]
+    (ray,) = re.findall(r"rayproject/ray:([\d.]+)-py311", recipe)
+    assert f">={ray.rpartition('.')[0]}" in needs["ray"]
+    assert f"ray=={ray}" in (repository / "constraints.txt").read_text("utf-8").splitlines()
     assert needs["torch"] in recipe
     extras = set(re.findall(r"\.whl\)\[(.*?)\]", recipe)[0].split(","))
     assert extras <= project(repository)["optional-dependencies"].keys()
