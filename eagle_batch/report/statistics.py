@@ -121,7 +121,8 @@ def _note(row: dict[str, Any], facts: OutputFacts) -> RowNote:
     inputs = {name: _short(row[name]) for name in passed}
     texts = {name: _short(row[name]) for name in facts.stages}
     acceptance = tokens / max(1, passes)
-    found = {name: stage_spans(row, name) for name in facts.stages}
+    # A column of a JSON schema or of several texts is no text that spans could cut.
+    found = {name: stage_spans(row, name) for name in facts.stages if isinstance(row[name], str)}
     spans = {name: characters for name, characters in found.items() if characters is not None}
     return RowNote(row["id"], row["sample"], tokens, passes, acceptance, inputs, texts, spans)
 
