@@ -95,9 +95,9 @@ def test_the_readme_alone_leads_to_rows_a_report_and_a_resumed_job(clone: Path) 
     page = (clone / "runs" / "synth" / "report.html").read_text("utf-8")
     assert "<h2>Throughput</h2>" in page
     for snippet in blocks(TEXTS["README.md"], "python"):
-        program = "\n".join(f"print({line.partition('; ')[2]})" for line in snippet.splitlines())
-        imports = "\n".join(line.partition("; ")[0] for line in snippet.splitlines())
-        (clone / "read.py").write_text(f"{imports}\n{program}\n")
+        lines = [line for line in snippet.splitlines() if line]
+        program = [x if x.startswith("import ") else f"print({x})" for x in lines]
+        (clone / "read.py").write_text("\n".join(program))
         printed = run(".venv/bin/python read.py", clone)
         assert "num_rows: 64" in printed
         assert "topic" in printed

@@ -33,11 +33,14 @@ LOOKING = (
     "heads explain",
 )
 #: First words -> what makes the command short.
+FEW_TOKENS = (
+    *("--set", "stages.0.sampling.max_tokens=4"),
+    *("--set", "stages.1.sampling.max_tokens=4"),
+)
 SHORT = {
-    "submit": (
-        *("--set", "input.limit=2", "--set", "engine.threads=1"),
-        *("--set", "stages.0.sampling.max_tokens=4", "--set", "stages.1.sampling.max_tokens=4"),
-    ),
+    "submit": ("--set", "input.limit=2", "--set", "engine.threads=1", *FEW_TOKENS),
+    "preview": ("-n", "1", *FEW_TOKENS),
+    "estimate": ("-n", "2", *FEW_TOKENS),
     "bench": ("--rows", "1", "--batch", "1", "--repeat", "1", "--max-tokens", "4"),
     "heads check": ("--rows", "2"),
 }
@@ -49,7 +52,7 @@ ELSEWHERE = {
     "heads train pipelines/heads/smollm2-eagle3.yaml": "tests/training/test_heads_command.py",
 }
 
-COMMANDS = sorted({line.partition("   #")[0].strip() for _, line in commands_typed()})
+COMMANDS = sorted({re.sub(r"\s+# .*", "", line) for _, line in commands_typed()})
 
 
 def words(line: str) -> str:
