@@ -10,7 +10,9 @@ import click
 @click.argument("destination", metavar="hf://datasets/OWNER/NAME")
 @click.option("--private", is_flag=True, help="Make the data set private, where it is new.")
 def push(*, output: str, destination: str, private: bool) -> None:
-    """Verify an OUTPUT, then upload its rows, its quarantined rows and its data set card.
+    """Verify an OUTPUT, then upload it to the data set hf://datasets/OWNER/NAME.
+
+    Its rows, its quarantined rows and its data set card are sent.
 
     The data set is made where there is none. A branch is named as OWNER/NAME@BRANCH. The token is
     that of `hf auth login`, or HF_TOKEN. The same command again sends only what is missing.
