@@ -17,8 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from eagle_batch.data.templates import encodable
+from eagle_batch.data.weights import fetch_hub, fetch_url
 from eagle_batch.errors import ConfigError, Reason, RequestError
-from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo
+from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
 
 #: Special tokens that a template sees as variables.
 _TOKENS = (
@@ -119,6 +120,8 @@ def model_folder(model: str, revision: str | None = None) -> Path:
         from eagle_batch import demo
 
         return demo.resolve(model.removeprefix(DEMO_PREFIX))
+    if is_url(model):
+        return fetch_url(model, _TOKENIZER_FILES)
     folder = Path(model)
     if folder.is_absolute():
         if not (folder / "config.json").is_file():
@@ -129,17 +132,14 @@ def model_folder(model: str, revision: str | None = None) -> Path:
 
 
 def _from_hub(model: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
     try:
-        path = snapshot_download(model, revision=revision, allow_patterns=list(_TOKENIZER_FILES))
+        return fetch_hub(model, revision, _TOKENIZER_FILES)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"target.model: {model!r} is no folder beside the pipeline file, and cannot be had "
             f"from the hub ({reason}); check the name, or download it and name the folder"
         ) from error
-    return Path(path)
 
 
 def _template_text(folder: Path, config: dict[str, Any]) -> str | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from eagle_batch.data.plan import Plan
+from eagle_batch.data.weights import fetch_hub, fetch_url, node_lock
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
+from eagle_batch.errors import ModelError
 from eagle_batch.pipeline import Pipeline
-from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo
+from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_hub_id, is_url
 
 
 class Tokenizer(Protocol):
@@ -126,20 +130,36 @@ def build_real_engine(spec: EngineSpec) -> EngineLike:
 
 
 def _model(pipeline: Pipeline) -> str:
-    return _resolved(pipeline.target.model)
+    return _resolved(pipeline.target.model, pipeline.target.revision)
 
 
-def _resolved(name: str) -> str:
-    if not is_demo(name):
+def _resolved(name: str, revision: str | None = None) -> str:
+    """Return the folder of a target on this node, fetched at most once for all its workers."""
+    if is_demo(name):
+        from eagle_batch import demo
+
+        return str(demo.resolve(name.removeprefix(DEMO_PREFIX)))
+    if is_url(name):
+        return str(fetch_url(name))
+    if Path(name).is_dir() or not is_hub_id(name):
         return name
-    from eagle_batch import demo
-
-    return str(demo.resolve(name.removeprefix(DEMO_PREFIX)))
+    try:
+        return str(fetch_hub(name, revision))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"{name!r} cannot be had from the hub: {reason}") from error
 
 
 def _head(name: str | None) -> str | None:
-    if name is None or not is_demo(name):
-        return name
-    from eagle_batch import demo
+    if name is None:
+        return None
+    if is_demo(name):
+        from eagle_batch import demo
 
-    return str(demo.head_path(name.removeprefix(DEMO_PREFIX)))
+        return str(demo.head_path(name.removeprefix(DEMO_PREFIX)))
+    if Path(name).is_dir():
+        return name
+    from eagle_batch.models.headfiles import resolve_head
+
+    with node_lock(f"head-{hashlib.sha256(name.encode()).hexdigest()[:16]}"):
+        return str(resolve_head(name))

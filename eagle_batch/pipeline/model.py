@@ -15,7 +15,8 @@ class Target(Section):
 
     model: str = Field(
         min_length=1,
-        description="'demo:<name>', a local folder (relative to the pipeline file) or a hub id.",
+        description="'demo:<name>', a local folder (relative to the pipeline file), a URL of one "
+        "or a hub id.",
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub id.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
