@@ -20,7 +20,8 @@ from typing import Any
 from eagle_batch.data.describe import prepare
 from eagle_batch.engine.build import build_engine
 from eagle_batch.engine.request import Request, SamplingParams
-from eagle_batch.job.driver import Job, run_job
+from eagle_batch.job.driver import run_job
+from eagle_batch.job.job import Job
 from eagle_batch.job.pool import RayPool
 from eagle_batch.job.reports import Started
 from eagle_batch.job.resources import Resources
