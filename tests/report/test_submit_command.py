@@ -19,7 +19,12 @@ from tests.job.fake_job import InProcessPool, write_job
 
 
 def run_here(
-    pipeline: Pipeline, watcher: Watcher, command: list[str], *, dashboard: bool = False
+    pipeline: Pipeline,
+    watcher: Watcher,
+    command: list[str],
+    *,
+    dashboard: bool = False,
+    log: Path | None = None,
 ) -> JobResult:
     plan, prompter = prepare(pipeline)
     job = Job(pipeline, plan, prompter, {"command": command})
