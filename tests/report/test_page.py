@@ -236,3 +236,31 @@ def test_drafted_parts_of_the_samples_are_shaded(tmp_path: Path) -> None:
     assert '<span class="drafted">' in markup
     bare = render_report(finished(tmp_path / "bare", ["a"]))
     assert '<span class="drafted">' not in bare
+
+
+def test_the_page_of_columns_names_the_parts_of_a_report_and_fields_of_its_numbers(
+    store: Store, repository: Path
+) -> None:
+    text = (repository / "docs" / "output-schema.md").read_text("utf-8")
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    (table,) = re.findall(
+        r"\| field \| what \|\n\|---\|---\|\n(\| `state`.*?)\n\n", text, re.DOTALL
+    )
+    for line in table.splitlines():
+        _, names, what, _ = line.split("|")
+        fields = re.findall(r"`(\w+)`", names)
+        assert fields
+        assert set(fields) <= document.keys()
+        inner = document[fields[0]]
+        within = inner[0] if isinstance(inner, list) else inner
+        if isinstance(within, dict):
+            assert set(re.findall(r"`(\w+)`", what)) <= within.keys()
+    parts = re.findall(r"^\| ([A-Z][^|]*) \|", text.partition("## The report")[2], re.MULTILINE)
+    titles = {title.strip() for part in parts for title in part.split(";")}
+    source = "".join(
+        path.read_text("utf-8")
+        for path in (repository / "eagle_batch" / "report").rglob("*")
+        if path.suffix in {".py", ".j2"}
+    )
+    assert len(titles) >= 12
+    assert {title for title in titles if title not in source} == set()
