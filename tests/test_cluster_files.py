@@ -19,6 +19,7 @@ from eagle_batch.errors import ExitCode
 
 CRONJOB = "jobs/kubernetes/nightly-cronjob.yaml"
 RAYJOB = "jobs/kubernetes/synth-rayjob.yaml"
+ON_PREMISES = "jobs/on-premises/cluster.yaml"
 KUBERAY_VARIABLE = "EAGLE_BATCH_KUBERAY_SCHEMAS"
 KUBERAY = Path(os.environ.get(KUBERAY_VARIABLE, Path(__file__).parents[2] / "shared" / "kuberay"))
 
@@ -52,6 +53,21 @@ def test_ray_up_accepts_the_cluster_file(cluster: dict[str, Any]) -> None:
     assert "eagle_batch-*.whl" in install
 
 
+def test_ray_up_accepts_machines_that_are_there_already(repository: Path) -> None:
+    document = load(repository / ON_PREMISES)
+    prepared = check_cluster(document)
+    assert prepared["provider"]["worker_ips"] == document["provider"]["worker_ips"]
+    assert (
+        document["min_workers"]
+        == document["max_workers"]
+        == len(prepared["provider"]["worker_ips"])
+    )
+    assert "eagle_batch-*.whl" in prepared["worker_setup_commands"][1]
+    document["worker_setup_command"] = []
+    with pytest.raises(jsonschema.ValidationError, match="worker_setup_command"):
+        check_cluster(document)
+
+
 def test_a_mistyped_key_of_the_cluster_file_is_refused(cluster: dict[str, Any]) -> None:
     cluster["idle_timeout_minute"] = 5
     with pytest.raises(jsonschema.ValidationError, match="idle_timeout_minute"):
@@ -70,8 +86,10 @@ def test_the_nodes_run_a_ray_that_the_package_allows(
 
 
 def test_placeholders_are_marked_for_editing(repository: Path) -> None:
-    placeholder = re.compile(r"ami-0+\b|123456789012|registry\.example|region: |InstanceType: g")
-    for name in ("cluster.yaml", RAYJOB, CRONJOB):
+    placeholder = re.compile(
+        r"ami-0+\b|123456789012|registry\.example|region: |InstanceType: g|192\.0\.2\.|ssh_private"
+    )
+    for name in ("cluster.yaml", ON_PREMISES, RAYJOB, CRONJOB):
         lines = (repository / name).read_text("utf-8").splitlines()
         found = [line for line in lines if placeholder.search(line)]
         assert found, name

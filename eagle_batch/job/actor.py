@@ -6,6 +6,8 @@ import os
 import socket
 from typing import Any
 
+import pyarrow as pa
+
 from eagle_batch.job.logs import Log, log_to_stderr
 from eagle_batch.job.reports import Failure, Place, PumpReport, WorkerInfo
 from eagle_batch.job.spec import WorkerSpec
@@ -41,6 +43,8 @@ class WorkerActor:
             self._worker = Worker(self._spec)
         except Exception as error:  # noqa: BLE001 - the worker's edge
             return self._failed(error)
+        # What pyarrow imports at its first use, pandas among it, is no work on a row.
+        pa.array(["x"])
         info: WorkerInfo = self._worker.info()
         self._log.info("ready")
         return info

@@ -32,7 +32,7 @@ from tests.job.fake_engine import build_fake
 from tests.job.fake_job import Watch, load_job, write_job
 
 #: Seconds of one step of the engine of fixed latency.
-STEP_S = 0.1
+STEP_S = 0.25
 ROWS_A_SHARD = 16
 
 

@@ -13,7 +13,8 @@ import pytest
 from eagle_batch.job.verify import verify
 from tests.job.fake_job import expected_rows, read_rows, write_job
 
-pytestmark = pytest.mark.slow
+# By default `tests/schedule/test_nodes.py` kills a node, under the Jobs API.
+pytestmark = pytest.mark.exhaustive
 
 TOPICS = [f"topic {'x' * (n % 7)}" for n in range(16)]
 

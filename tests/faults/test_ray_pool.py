@@ -5,30 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle_batch.errors import ConfigError, StoppedError
+from eagle_batch.job import pool
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job, JobResult
 from eagle_batch.job.pool import RayPool
 from eagle_batch.job.reports import Pumped, Started
-from eagle_batch.job.resources import Resources
+from eagle_batch.job.resources import Resources, choose_resources
+from eagle_batch.job.session import _refuse_without_room
 from eagle_batch.job.spec import EngineFactory, WorkerSpec
 from eagle_batch.job.verify import verify
+from eagle_batch.pipeline import Workers
 from tests.job.fake_engine import (
     HANG,
     KILL,
+    LAST_WORDS,
     build_broken,
     build_fake,
     build_quick_to_die,
     build_refused,
     build_slow,
+    build_slow_once,
 )
 from tests.job.fake_job import (
     Watch,
@@ -126,8 +133,12 @@ def test_a_row_that_kills_its_process_is_found_and_quarantined(
 ) -> None:
     topics = [*TOPICS[:6], KILL, *TOPICS[7:]]
     path = write_job(tmp_path, topics, limits={"shard_attempts": 2})
-    result = run(load_job(path), ray_resources)
+    watch = Watch()
+    result = run(load_job(path), ray_resources, watch=watch)
     assert (result.rows, result.quarantined) == (46, 2)
+    lost = [line for line in watch.lines if "was lost" in line]
+    assert all(f"the last lines of its log ({socket.gethostname()}, pid " in line for line in lost)
+    assert all(line.endswith(LAST_WORDS) for line in lost)
     assert_whole(tmp_path / "out", topics, without="row6")
     errors = read_errors(tmp_path / "out")
     assert {(e["id"], e["reason"]) for e in errors} == {("row6", "worker_crash")}
@@ -211,3 +222,37 @@ def test_a_process_that_dies_while_it_starts_ends_the_job_after_three_tries(
     with pytest.raises(StoppedError, match="3 workers in a row failed to start"):
         run(job, replace(ray_resources, count=1), watch=watch, build=build_quick_to_die)
     assert sum("failed to start" in line for line in watch.lines) == 3
+
+
+def test_a_cluster_without_room_is_waited_for_and_then_named(
+    tmp_path: Path, ray_resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "NODES_S", 0.2)
+    monkeypatch.setattr(pool, "TELL_S", 0.5)
+    job = load_job(write_job(tmp_path, TOPICS, workers={"gpus": 1, "wait_seconds": 3.0}))
+    watch = Watch()
+    with pytest.raises(StoppedError, match="1 workers have waited for room for 3 s: each asks for"):
+        run(job, replace(ray_resources, count=1, gpus=1.0), watch=watch)
+    [early, _] = watch.lines
+    assert early.startswith("1 workers have waited for room for 1 s: each asks for 1 CPU, 1 GPU;")
+    assert "the cluster has 1 x (" in early
+
+
+def test_this_machine_is_not_waited_for(ray_resources: Resources) -> None:
+    wanted = Workers(count=1, gpus=8)
+    asked = choose_resources(wanted, 1, [])
+    with pytest.raises(ConfigError, match="this machine has no room for 1 of them; each asks for"):
+        _refuse_without_room(asked, wanted)
+
+
+def test_workers_of_unlike_speed_get_as_many_shards_as_they_make(
+    tmp_path: Path, ray_resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker has an engine, hence costs and drafts, of its own; shards go to who is ready."""
+    topics = [f"topic {n}" for n in range(40)]
+    job = load_job(write_job(tmp_path, topics, output={"rows_per_shard": 2}))
+    result = run(job, ray_resources, build=partial(build_slow_once, str(tmp_path / "slow")))
+    assert_whole(tmp_path / "out", topics)
+    assert result.metrics is not None
+    slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
+    assert fast > 2 * slow > 0

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import ConfigError, Reason, RequestError
 
 #: Prompts that contain one of these words do what it says.
 KILL, RAISE, HANG, LONG, OVERFLOW = "{kill}", "{raise}", "{hang}", "{long}", "{overflow}"
+
+#: What a process writes to its log before it dies of KILL.
+LAST_WORDS = "terminate called: the device is gone"
 
 
 class FakeTokenizer:
@@ -112,6 +118,7 @@ def _prompt(request: Request) -> str:
 
 def _misbehave(prompt: str) -> None:
     if KILL in prompt:
+        print(LAST_WORDS, file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     if RAISE in prompt:
         raise RuntimeError("the device is gone")
@@ -158,4 +165,13 @@ def build_slow(spec: EngineSpec) -> FakeEngine:
     """Slow enough that a test can interfere."""
     engine = FakeEngine(spec)
     engine.step_s = 0.15
+    return engine
+
+
+def build_slow_once(marker: str, spec: EngineSpec) -> FakeEngine:
+    """The first worker to come is slow, the others are ten times as fast."""
+    engine = FakeEngine(spec)
+    engine.step_s = 0.02
+    with contextlib.suppress(FileExistsError), Path(marker).open("x"):
+        engine.step_s = 0.2
     return engine

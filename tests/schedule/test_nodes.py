@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from eagle_batch.errors import InterruptedRunError
 from eagle_batch.job.cluster import Cluster, Ended, Submission
-from eagle_batch.job.parcel import pack
+from eagle_batch.job.parcel import Parcel, pack
 from eagle_batch.job.verify import verify
 from eagle_batch.pipeline import load_pipeline
 from tests.job.fake_job import expected_rows, read_rows, write_job
@@ -34,7 +37,9 @@ class Nodes:
 
     def __init__(self, folder: Path, repository: Path, token: str) -> None:
         self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
         self.token = token
+        self.folder = folder
         kept = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
         environment = kept | {
             "RAY_TMPDIR": str(folder),
@@ -98,16 +103,29 @@ def nodes(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return cluster
 
 
-def submit(nodes: Nodes, folder: Path, **fields: Any) -> tuple[Cluster, Submission]:
-    """Submit a job of three workers with a GPU each; returns when it has written something."""
-    api = Cluster(f"http://127.0.0.1:{nodes.port}")
+def submit(
+    api: Cluster, folder: Path, *, count: int = 2, **fields: Any
+) -> tuple[Submission, Callable[[], int]]:
+    """Submit a job of three workers with a GPU each; returns when it has written something new.
+
+    The second thing returned tells how many shards are there.
+    """
+
+    def shards() -> int:
+        return len(list(folder.glob("p/out/data/*.parquet")))
+
+    before = shards()
     workers = {"count": 3, "gpus": 1, "cpus": 0.5}
     pipeline = write_job(folder / "p", TOPICS, **{"workers": workers} | fields)
-    module = ["-m", "tests.schedule.fake_submit", "slow"]
-    submission = api.submit(pack(load_pipeline(pipeline), folder, module))
-    wait_until(lambda: len(list(folder.glob("p/out/data/*.parquet"))) >= 2)
+    submission = api.submit(make_parcel(pipeline, folder))
+    wait_until(lambda: shards() >= before + count)
     assert api.is_running(submission.id)
-    return api, submission
+    return submission, shards
+
+
+def make_parcel(pipeline: Path, folder: Path) -> Parcel:
+    away = Path(tempfile.mkdtemp(dir=folder))
+    return pack(load_pipeline(pipeline), away, ["-m", "tests.schedule.fake_submit", "slow"])
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -124,28 +142,64 @@ def assert_whole(output: Path) -> None:
     assert report.ok, report.findings
 
 
-def test_nodes_that_die_are_taken_back_or_join_change_nothing(nodes: Nodes, tmp_path: Path) -> None:
-    """The one that is taken back has time to finish what it holds: nothing is lost with it."""
-    api, submission = submit(nodes, tmp_path)
+def test_the_life_of_a_submission_on_nodes_that_die_are_taken_back_or_join(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Submitted, attached to, stopped, resumed, while the cluster changes under it."""
+    api = Cluster(nodes.address)
+    first, _ = submit(api, tmp_path)
+    attached = api.submit(make_parcel(tmp_path / "p" / "pipeline.yaml", tmp_path))
+    assert attached == Submission(first.id, attached=True)
     nodes.order("kill")
     nodes.order("join")
-    written = len(list(tmp_path.glob("p/out/data/*.parquet")))
-    wait_until(lambda: len(list(tmp_path.glob("p/out/data/*.parquet"))) > written)
+    time.sleep(1)
+    assert api.stop(first.id)
+    shown: list[str] = []
+    with pytest.raises(InterruptedRunError, match="was stopped"):
+        api.follow(first.id, shown.append)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "p/out/data").iterdir()}
+
+    again, shards = submit(api, tmp_path, count=1)
+    assert again.id != first.id
+    written = shards()
     nodes.order("drain 25")
     nodes.order("join")
-    shown: list[str] = []
-    assert api.follow(submission.id, shown.append) == Ended(96, 0)
+    assert api.follow(again.id, shown.append) == Ended(96, 0)
+    assert shards() > written, "the drain came while it worked"
     text = "".join(shown)
-    assert "goes away in 2" in text
-    assert text.count("was lost, its shards go back") == 1
+    assert f"resuming: {len(kept)} of 12 shards are committed" in text
+    # A drained node has time to finish what it holds: nothing is lost with it.
+    assert "was lost" not in text.partition("goes away in 2")[2]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert_whole(tmp_path / "p" / "out")
+    assert_logged(nodes.folder, again.id)
+
+
+def assert_logged(folder: Path, submission: str) -> None:
+    """Each shard's commit is in the log of a worker, the end of the run in the driver's."""
+    logs = folder.glob("ray/session_*/logs")
+    files = [file for folder in logs for file in folder.iterdir() if file.is_file()]
+    workers = read_lines(file for file in files if re.fullmatch(r"worker-.*\.err", file.name))
+    drivers = read_lines(file for file in files if file.name.startswith("eagle-batch-driver-"))
+    made = {line["shard"]: line for line in workers if line["message"] == "shard committed"}
+    assert sorted(made) == [f"part-{n:05d}" for n in range(12)]
+    assert all({"job", "run", "worker", "attempt"} <= line.keys() for line in made.values())
+    ends = [line["message"] for line in drivers if line["message"].startswith("run ended")]
+    assert ends == ["run ended: interrupted", "run ended: complete"]
+
+
+def read_lines(files: Iterable[Path]) -> list[dict[str, Any]]:
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    found = [json.loads(line) for line in lines if line.startswith('{"time"')]
+    return sorted(found, key=lambda line: str(line["time"]))
 
 
 @pytest.mark.exhaustive
 def test_shards_are_given_back_before_a_node_s_time_is_over(nodes: Nodes, tmp_path: Path) -> None:
     """Two shards in the hands of a worker take longer than its node has."""
+    api = Cluster(nodes.address)
     small = {"output": {"rows_per_shard": 8}, "engine": {"slots": 2}}
-    api, submission = submit(nodes, tmp_path, **small)
+    submission, _ = submit(api, tmp_path, **small)
     nodes.order("drain 11")
     nodes.order("join")
     shown: list[str] = []
