@@ -106,7 +106,7 @@ def nodes(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 def submit(
     api: Cluster, folder: Path, *, count: int = 2, **fields: Any
 ) -> tuple[Submission, Callable[[], int]]:
-    """Submit a job of three workers with a GPU each; returns when it has written something new.
+    """Submit a job with a worker for each GPU; returns when it has written something new.
 
     The second thing returned tells how many shards are there.
     """
@@ -115,7 +115,7 @@ def submit(
         return len(list(folder.glob("p/out/data/*.parquet")))
 
     before = shards()
-    workers = {"count": 3, "gpus": 1, "cpus": 0.5}
+    workers = {"count": "auto", "gpus": 1, "cpus": 0.5}
     pipeline = write_job(folder / "p", TOPICS, **{"workers": workers} | fields)
     submission = api.submit(make_parcel(pipeline, folder))
     wait_until(lambda: shards() >= before + count)
