@@ -1,4 +1,4 @@
-"""What a pipeline may not ask for where vLLM runs in the place of our engine."""
+"""What a pipeline may not ask of our engine, and of vLLM in its place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from eagle_batch.pipeline.model import Speculation
 from eagle_batch.pipeline.problems import Rule
 from eagle_batch.pipeline.running import EngineOptions, Workers
 from eagle_batch.pipeline.sampling import Sampling
+
+
+def own_rules(workers: Workers) -> list[tuple[bool, Rule]]:
+    """Return what our engine cannot do, as (is it broken, (keys, sentence))."""
+    gpus = workers.gpus
+    return [
+        (
+            gpus != "auto" and gpus > 1,
+            (
+                ("workers.gpus", "engine.kind"),
+                f"found {gpus} and 'own', which uses one GPU; set gpus: 1, or kind: vllm",
+            ),
+        )
+    ]
 
 
 def vllm_rules(

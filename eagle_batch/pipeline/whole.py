@@ -24,7 +24,7 @@ from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
 from eagle_batch.pipeline.source import Input
 from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.strict_yaml import read_yaml
-from eagle_batch.pipeline.vllm import vllm_rules
+from eagle_batch.pipeline.vllm import own_rules, vllm_rules
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
 OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
@@ -75,6 +75,8 @@ class Pipeline(Section):
         if self.engine.kind == "vllm":
             samplings = [stage.sampling for stage in self.stages]
             rules += vllm_rules(self.engine, self.workers, self.speculation, samplings)
+        else:
+            rules += own_rules(self.workers)
         return rules
 
 

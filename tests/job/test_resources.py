@@ -102,6 +102,7 @@ def test_needs_and_nodes_are_told_in_words() -> None:
         ({"gpus": 1.5}, "workers.gpus: found 1.5"),
         ({"resources": {"GPU": 1.0}}, "workers.resources: found CPU, GPU or memory"),
         ({"placement": "far"}, "workers.placement"),
+        ({"gpus": 2}, "workers.gpus and engine.kind: found 2.0 and 'own', which uses one GPU"),
     ],
 )
 def test_what_no_cluster_can_do_is_refused(workers: dict[str, Any], said: str) -> None:
