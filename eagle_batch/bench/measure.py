@@ -58,14 +58,14 @@ class DraftShape:
     def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
         """Return a spec with this shape and so many slots."""
         if self.tree == "none":
-            return replace(spec, head=None, draft=None, ngram=False, slots=slots)
+            return replace(spec, head=None, draft=None, ngram=False, branch=0, slots=slots)
         if self.tree == "ngram":
-            plain = replace(spec, head=None, draft=None, slots=slots, auto=False)
+            plain = replace(spec, head=None, draft=None, branch=0, slots=slots, auto=False)
             return replace(plain, ngram=True, depth=self.depth)
         if self.tree == "auto":
             # The pipeline's own sizes are the largest that are chosen from.
             return replace(spec, tree="dynamic", slots=slots, auto=True)
-        spec = replace(spec, tree=self.tree, slots=slots, auto=False)
+        spec = replace(spec, tree=self.tree, slots=slots, branch=0, auto=False)
         if self.tree == "static":
             return spec
         spec = replace(spec, depth=self.depth)

@@ -11,6 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from eagle_batch.engine.drafters.base import Drafter
 from eagle_batch.engine.drafters.draft_model import DraftModelDrafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.growing import GrowingDrafter
+from eagle_batch.engine.drafters.merged import MergedDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
@@ -105,9 +107,9 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
             **_sizes(spec),
         )
     elif spec.ngram:
-        drafter = NgramDrafter(
-            slots=spec.slots, capacity=context, depth=spec.depth, device=parts.target.device
-        )
+        drafter = _ngram(spec, context, spec.depth, parts.target.device)
+    if spec.branch and isinstance(drafter, GrowingDrafter):
+        drafter = MergedDrafter(drafter, _ngram(spec, context, spec.branch, parts.target.device))
     return Engine(
         parts.target,
         drafter,
@@ -118,6 +120,10 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
         prefill_chunk=spec.prefill_chunk,
         auto=spec.auto,
     )
+
+
+def _ngram(spec: EngineSpec, context: int, depth: int, device: torch.device) -> NgramDrafter:
+    return NgramDrafter(slots=spec.slots, capacity=context, depth=depth, device=device)
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:

@@ -31,6 +31,16 @@ class Shape:
     depth: int
     width: int
     nodes: int
+    #: Nodes of an n-gram branch beside the tree, no more than there are levels.
+    branch: int = 0
+
+    @property
+    def name(self) -> str:
+        """Return the shape as the metrics name it."""
+        if self.depth == 0:
+            return "plain"
+        branch = f",+{self.branch}" if self.branch else ""
+        return f"{self.depth},{self.width},{self.nodes}{branch}"
 
 
 PLAIN = Shape(0, 0, 0)
@@ -67,8 +77,11 @@ class _Mean:
         self.value += (value - self.value) * max(weight / self.weight, self.blend)
 
 
-def grid(depth: int, width: int, nodes: int) -> tuple[Shape, ...]:
-    """Return the shapes to choose from, the given one being the largest; plain comes first."""
+def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ...]:
+    """Return the shapes to choose from, the given one being the largest; plain comes first.
+
+    branch: nodes of an n-gram branch, which is then a choice alone and beside two of the trees.
+    """
     chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
         Shape(d, width, n)
@@ -81,7 +94,12 @@ def grid(depth: int, width: int, nodes: int) -> tuple[Shape, ...]:
         )
         if width > 1 and d <= depth and n > d
     ]
-    return tuple(dict.fromkeys([PLAIN, *chains, *trees]))
+    shapes = [PLAIN, *chains, *trees]
+    if branch:
+        drawn = [shapes[-1], shapes[len(shapes) // 2]]
+        shapes.append(Shape(branch, 0, 0, branch))
+        shapes += [Shape(s.depth, s.width, s.nodes, min(branch, s.depth)) for s in drawn]
+    return tuple(dict.fromkeys(shapes))
 
 
 class Controller:
@@ -163,7 +181,10 @@ class Controller:
         known = [
             e.seconds
             for e in self.estimates(rows)
-            if e.seconds and e.shape.depth <= shape.depth and e.shape.nodes <= shape.nodes
+            if e.seconds
+            and e.shape.depth <= shape.depth
+            and e.shape.nodes <= shape.nodes
+            and e.shape.branch <= shape.branch
         ]
         return max(known, default=0.0)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -58,12 +59,12 @@ class Engine:
         self._aux_layers = () if drafter is None else drafter.aux_layers
         self._fixed = PLAIN
         if drafter is not None:
-            self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes)
-        shapes = grid(self._fixed.depth, self._fixed.width, self._fixed.nodes)
+            self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes, drafter.branch)
+        shapes = grid(*astuple(self._fixed))
         self._controller = Controller(shapes) if auto and drafter is not None else None
         #: Whether the drafter takes in what is committed; not while plain decoding is sure to win.
         self._follows = drafter is not None
-        nodes = 0 if drafter is None else drafter.nodes
+        nodes = self._fixed.nodes + self._fixed.branch
         self.cache = target.new_cache(slots, context + nodes + 2)
         self._slots = Slots(slots, target.device)
         self._waiting: deque[Request] = deque()
@@ -162,7 +163,7 @@ class Engine:
         if self._controller is not None:
             seconds = time.perf_counter() - start
             self._controller.observe(shape, rows, sum(emitted) + rows, seconds)
-        self._counters.add_round(emitted, depth, _name(shape, depth, self.drafter))
+        self._counters.add_round(emitted, depth, shape.name)
 
     def _next_shape(self) -> Shape:
         """Return the draft of the next round; plain without a drafter or where it does not pay."""
@@ -318,13 +319,6 @@ def _round_result(verdict: Verdict, logits_BNV: Tensor, processed_BNV: Tensor) -
         logits_BNV.flatten(1).gather(1, places_BA), processed_BNV.flatten(1).gather(1, places_BA)
     )
     return torch.cat((verdict.accepted_B[:, None], status_B[:, None], verdict.tokens_BA), dim=1)
-
-
-def _name(shape: Shape, depth: int, drafter: Drafter | None) -> str:
-    """Return the name of a round's draft in the metrics."""
-    if drafter is None or depth == 0:
-        return "plain"
-    return f"{shape.depth},{shape.width},{shape.nodes}"
 
 
 def _bucket(extent: int, capacity: int, size: int = 32) -> int:

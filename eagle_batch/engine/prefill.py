@@ -166,7 +166,8 @@ class Prefill:
             return 0
         self._cache.restore(slot, prefix.target_columns[:, :usable])
         if self._drafter is not None and prefix.draft_columns is not None:
-            self._drafter.restore(slot, prefix.draft_columns[:, :usable])
+            columns = tuple(part[:, :usable] for part in prefix.draft_columns)
+            self._drafter.restore(slot, columns)
         self.cached_tokens += usable
         return usable
 

@@ -23,7 +23,7 @@ class SharedPrefix:
 
     tokens: tuple[int, ...]
     target_columns: Tensor
-    draft_columns: Tensor | None
+    draft_columns: tuple[Tensor, ...] | None
 
 
 class PrefixStore:

@@ -199,6 +199,8 @@ class EngineSpec:
     nodes: int = 12
     #: Without a head, draft what followed the same tokens earlier in the row.
     ngram: bool = False
+    #: Nodes of an n-gram branch beside the tree of a head or draft model; 0 has none.
+    branch: int = 0
     #: Choose the shape of each round while running, the one above being the largest.
     auto: bool = False
     #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.

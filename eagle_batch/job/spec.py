@@ -114,6 +114,7 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         ngram=tree.head is None
         and tree.draft is None
         and tree.method in ({"auto", "ngram"} if pipeline.engine.kind == "own" else {"ngram"}),
+        branch=tree.ngram_branch,
         draft=None if tree.draft is None else _resolved(tree.draft),
     )
 

@@ -70,6 +70,13 @@ class Speculation(Section):
         le=1024,
         description="Drafted nodes for each row and round, the root excluded.",
     )
+    ngram_branch: int = Field(
+        default=0,
+        ge=0,
+        le=32,
+        description="Nodes of an n-gram branch beside the tree, which pays where texts repeat "
+        "their prompts or themselves; with auto it is one more choice. 0 drafts none.",
+    )
     paths: Annotated[tuple[RankPath, ...], Field(strict=False)] | None = Field(
         default=None,
         description="Paths of a static tree by child ranks, such as [0], [1], [0, 0]; null takes "
@@ -93,6 +100,21 @@ class Speculation(Section):
                 ),
             ),
             *self._draft_rules(),
+            (
+                self.ngram_branch > self.depth,
+                (
+                    ("ngram_branch", "depth"),
+                    f"found {self.ngram_branch} and {self.depth}; expected no more than depth",
+                ),
+            ),
+            (
+                self.ngram_branch > 0 and (self.head or self.draft) is None,
+                (("ngram_branch",), "found neither head nor draft model; set method: ngram"),
+            ),
+            (
+                self.ngram_branch > 0 and self.tree == "static",
+                (("ngram_branch", "tree"), "a static tree has no branch; set tree: dynamic"),
+            ),
             (
                 self.method in {"draft_model", "ngram", "none"} and self.head is not None,
                 (

@@ -65,6 +65,8 @@ class Drafter(Protocol):
     nodes: int
     depth: int
     width: int
+    #: Nodes of an n-gram branch beside the tree.
+    branch: int
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Take in committed tokens with the target's true features.
@@ -85,10 +87,10 @@ class Drafter(Protocol):
         """Copy what is known of one row to another slot."""
         ...
 
-    def snapshot(self, row: int, length: int) -> Tensor:
-        """Return what is known of the first `length` positions of a row."""
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
+        """Return what is known of a row's first `length` positions, each `[_, length, ...]`."""
         ...
 
-    def restore(self, row: int, columns: Tensor) -> None:
-        """Put a snapshot at the start of a row."""
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
+        """Put a snapshot, or the first positions of it, at the start of a row."""
         ...

@@ -52,6 +52,7 @@ class GrowingDrafter(ABC):
 
     #: Target features that the model takes in; see `Drafter`.
     aux_layers: tuple[int, ...] = ()
+    branch = 0
     #: Keys of a row that the model holds beyond those of the target: 1 where it saw the root too.
     _ahead = 0
 
@@ -121,13 +122,13 @@ class GrowingDrafter(ABC):
         self.cache.move_row(source, target, length + self._ahead)
         self.states_SH[target] = self.states_SH[source]
 
-    def snapshot(self, row: int, length: int) -> Tensor:
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return the keys and values of the first `length` positions."""
-        return self.cache.snapshot(row, length)
+        return (self.cache.snapshot(row, length),)
 
-    def restore(self, row: int, columns: Tensor) -> None:
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
         """Put keys and values of a shared prefix at the start of a row."""
-        self.cache.restore(row, columns)
+        self.cache.restore(row, columns[0])
 
     def _extent(self, columns: int) -> int:
         return min(columns, self.cache.shape.capacity)

@@ -21,6 +21,7 @@ class NgramDrafter:
 
     aux_layers: tuple[int, ...] = ()
     width = 1
+    branch = 0
 
     def __init__(
         self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 3
@@ -64,15 +65,16 @@ class NgramDrafter:
         del length
         self.tokens_SC[target] = self.tokens_SC[source]
 
-    def snapshot(self, row: int, length: int) -> Tensor:
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return the tokens at positions 1 to `length` of a row, `[1, length]`."""
         first = self._longest + 1
-        return self.tokens_SC[row : row + 1, first : first + length].clone()
+        return (self.tokens_SC[row : row + 1, first : first + length].clone(),)
 
-    def restore(self, row: int, columns: Tensor) -> None:
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
         """Put tokens from `snapshot`, or the first of them, at the start of a row."""
         first = self._longest + 1
-        self.tokens_SC[row, first : first + columns.shape[1]] = columns[0]
+        (tokens,) = columns
+        self.tokens_SC[row, first : first + tokens.shape[1]] = tokens[0]
 
     def _match_lengths(self, rows_BC: Tensor, last_B1: Tensor) -> Tensor:
         """Return how many tokens that end at each column equal the row's last ones, int64."""

@@ -1,0 +1,86 @@
+"""A tree with an n-gram branch: what a model drafts, and what followed the same tokens before.
+
+Where a text repeats its prompt or itself, what followed the earlier place is a nearly free draft,
+which no narrow tree holds for certain. It hangs on the deepest node of the tree that it agrees
+with, so that the walk finds the longer of the two.
+
+Shape legend: B rows, N nodes of the tree with the root, D nodes of the branch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
+from eagle_batch.engine.drafters.growing import GrowingDrafter
+from eagle_batch.engine.drafters.ngram import NgramDrafter
+from eagle_batch.engine.tree import DraftTree, build_tree, root_tree
+
+
+class MergedDrafter:
+    """Drafts with a model and with n-grams; either may be left out of a round."""
+
+    def __init__(self, model: GrowingDrafter, ngram: NgramDrafter) -> None:
+        assert ngram.depth <= model.depth, "the branch may not be deeper than the tree"
+        self.aux_layers = model.aux_layers
+        self.nodes, self.depth, self.width = model.nodes, model.depth, model.width
+        self.branch = ngram.depth
+        self._model = model
+        self._ngram = ngram
+
+    def use(self, shape: Shape) -> None:
+        """Draft in another shape from the next round on; no nodes leaves the branch alone."""
+        self.depth, self.width, self.nodes = shape.depth, shape.width, shape.nodes
+        self.branch = shape.branch
+        if shape.nodes:
+            self._model.use(shape)
+        if shape.branch:
+            self._ngram.use(Shape(shape.branch, 1, shape.branch))
+
+    def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
+        """Take in committed tokens; both follow every row, whatever drafts in this round."""
+        self._model.extend(chain, features_BAF, tokens_BA)
+        self._ngram.extend(chain, features_BAF, tokens_BA)
+
+    def draft(self, state: DraftState) -> DraftTree:
+        """Return the model's tree with the branch behind its nodes."""
+        tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
+        return merge(tree, self._ngram.draft(state)) if self.branch else tree
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy what is known of a row to another slot."""
+        self._model.move_row(source, target, length)
+        self._ngram.move_row(source, target, length)
+
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
+        """Return what both know of the first `length` positions of a row."""
+        return (*self._model.snapshot(row, length), *self._ngram.snapshot(row, length))
+
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
+        """Put a snapshot at the start of a row."""
+        self._model.restore(row, columns[:-1])
+        self._ngram.restore(row, columns[-1:])
+
+
+def merge(tree: DraftTree, chain: DraftTree) -> DraftTree:
+    """Hang a chain on a tree, from the deepest node down that carries its tokens.
+
+    A token of the chain that the tree has already becomes a sibling without children, which no walk
+    goes to: the earlier node is found first. So every row keeps the same number of nodes.
+    """
+    N = tree.tokens_BN.shape[1]
+    node_B = torch.zeros_like(tree.tokens_BN[:, 0])
+    own_BN = tree.parents_BN.clone()
+    own_BN[:, 0] = -1
+    parents = [tree.parents_BN[:, 1:]]
+    for place in range(1, chain.tokens_BN.shape[1]):
+        parents.append(node_B[:, None])
+        wanted_B1 = chain.tokens_BN[:, place, None]
+        same_BN = (own_BN == node_B[:, None]) & (tree.tokens_BN == wanted_B1)
+        known_B = same_BN.any(1)
+        node_B = torch.where(known_B, same_BN.int().argmax(1), N + place - 1)
+    tokens_BM = torch.cat((tree.tokens_BN[:, 1:], chain.tokens_BN[:, 1:]), dim=1)
+    depth = max(tree.depth, chain.depth)
+    return build_tree(tree.tokens_BN[:, 0], tokens_BM, torch.cat(parents, dim=1), depth)

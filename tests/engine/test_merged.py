@@ -1,0 +1,121 @@
+"""A tree with an n-gram branch: merged by definition, and without a trace in the text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_batch.engine.controller import PLAIN, Shape, grid
+from eagle_batch.engine.drafters.draft_model import DraftModelDrafter
+from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.drafters.growing import GrowingDrafter
+from eagle_batch.engine.drafters.merged import MergedDrafter, merge
+from eagle_batch.engine.drafters.ngram import NgramDrafter
+from eagle_batch.engine.engine import Engine
+from eagle_batch.engine.request import Request, SamplingParams
+from eagle_batch.engine.testing import tiny_head, tiny_target
+from eagle_batch.engine.tree import build_tree
+from eagle_batch.engine.verify import walk
+from eagle_batch.models.target import Target
+from tests.engine.test_parity import (
+    CONTEXT,
+    decode_ids,
+    expected_tokens,
+    mixed_requests,
+    prompts,
+    run,
+)
+from tests.engine.test_tree_and_verify import parent_lists
+
+
+@settings(max_examples=80, deadline=None)
+@given(parents=parent_lists(), data=st.data())
+def test_a_walk_goes_as_deep_as_the_better_of_tree_and_branch(
+    parents: list[int], data: st.DataObject
+) -> None:
+    nodes, letters = len(parents) + 1, 4
+    tokens = [data.draw(st.integers(0, letters - 1)) for _ in range(nodes)]
+    branch = data.draw(st.lists(st.integers(0, letters - 1), min_size=1, max_size=4))
+    tree = build_tree(torch.tensor([0]), torch.tensor([tokens[1:]]), torch.tensor([parents]), nodes)
+    line = torch.arange(len(branch))[None]
+    chain = build_tree(torch.tensor([0]), torch.tensor([branch]), line, len(branch))
+    merged = merge(tree, chain)
+    assert merged.tokens_BN.shape[1] == nodes + len(branch)
+    # The target's choice depends on the path alone, as a model's does.
+    law = {(): data.draw(st.integers(0, letters - 1))}
+
+    def chosen(trial: torch.Tensor, parents_of: torch.Tensor) -> torch.Tensor:
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(trial[0, 1:].tolist(), parents_of[0, 1:].tolist(), strict=True):
+            paths.append((*paths[parent], token))
+        for path in paths:
+            law.setdefault(path, data.draw(st.integers(0, letters - 1)))
+        return torch.tensor([[law[path] for path in paths]])
+
+    whole = walk(merged, chosen(merged.tokens_BN, merged.parents_BN))
+    # With one child a token no walk can miss a path, in the merged tree as in a set of all paths.
+    known: set[tuple[int, ...]] = set()
+    for trial in (tree, chain):
+        paths: list[tuple[int, ...]] = [()]
+        rows = zip(trial.tokens_BN[0, 1:].tolist(), trial.parents_BN[0, 1:].tolist(), strict=True)
+        for token, parent in rows:
+            paths.append((*paths[parent], token))
+        known |= set(paths)
+    siblings = [(p, t) for p, t in zip(parents, tokens[1:], strict=True)]
+    if len(set(siblings)) == len(siblings):
+        path: tuple[int, ...] = ()
+        while (*path, law[path]) in known:
+            path = (*path, law[path])
+        assert whole.tokens_BA[0, : int(whole.accepted_B[0]) + 1].tolist() == [*path, law[path]]
+
+
+def drafter(target: Target, kind: str, slots: int, branch: int) -> MergedDrafter:
+    sizes = {"slots": slots, "capacity": CONTEXT + 6, "depth": 4, "width": 3, "nodes": 8}
+    model: GrowingDrafter
+    if kind == "head":
+        model = EagleDrafter(tiny_head(target, draft_vocab=19), **sizes)
+    else:
+        small = tiny_target(layers=2, seed=3)
+        model = DraftModelDrafter(small, target_vocab=target.shape.vocab, **sizes)
+    ngram = NgramDrafter(slots=slots, capacity=CONTEXT, depth=branch, device=target.device)
+    return MergedDrafter(model, ngram)
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_branch_leaves_no_trace_in_the_text(kind: str, auto: bool) -> None:
+    target = tiny_target()
+    requests = mixed_requests(target.shape.vocab, count=20)
+    merged = drafter(target, kind, 4, branch=3)
+    engine = Engine(
+        target, merged, None, decode_ids, slots=4, context=CONTEXT, auto=auto, prefill_chunk=9
+    )
+    done = run(engine, requests)
+    assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
+    if auto:
+        assert any("+" in name for name, _ in engine.metrics().passes_by_shape)
+
+
+def test_a_branch_adds_what_repeats_to_what_the_head_drafts() -> None:
+    target = tiny_target()
+    params = SamplingParams(max_tokens=90, ignore_eos=True)
+    requests = [Request(str(i), p, params) for i, p in enumerate(prompts(5, target.shape.vocab))]
+    gains = []
+    for branch in (0, 4):
+        merged = drafter(target, "head", 3, branch=4)
+        merged.use(Shape(4, 3, 8, branch))
+        done = run(Engine(target, merged, None, decode_ids, slots=3, context=CONTEXT), requests)
+        assert expected_tokens(requests) == {k: list(c.token_ids) for k, c in done.items()}
+        gains.append(sum(c.target_passes for c in done.values()))
+    assert gains[1] < gains[0]
+
+
+def test_the_grid_offers_the_branch_alone_and_beside_trees() -> None:
+    shapes = grid(4, 4, 12, 3)
+    assert shapes[0] == PLAIN
+    assert Shape(3, 0, 0, 3) in shapes
+    assert Shape(4, 4, 12, 3) in shapes
+    assert set(grid(4, 4, 12)) < set(shapes)
+    assert Shape(4, 4, 12, 3).name == "4,4,12,+3"
