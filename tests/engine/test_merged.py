@@ -44,7 +44,7 @@ def test_a_walk_goes_as_deep_as_the_better_of_tree_and_branch(
     merged = merge(tree, chain)
     assert merged.tokens_BN.shape[1] == nodes + len(branch)
     # The target's choice depends on the path alone, as a model's does.
-    law = {(): data.draw(st.integers(0, letters - 1))}
+    law: dict[tuple[int, ...], int] = {(): data.draw(st.integers(0, letters - 1))}
 
     def chosen(trial: torch.Tensor, parents_of: torch.Tensor) -> torch.Tensor:
         paths: list[tuple[int, ...]] = [()]
