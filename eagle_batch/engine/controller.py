@@ -1,10 +1,12 @@
 """Chooses the draft shape of each round from what rounds have cost and yielded so far.
 
-Pure: it sees (shape, rows, tokens, seconds) of finished rounds and names the shape of the next one;
-it reads no clock and touches no tensor. What a row gains with a shape hardly depends on the batch,
-what a round costs does; so gains are kept by shape and costs by shape and number of rows. A shape
-is tried only while it might still turn out the best. Plain decoding is always among the shapes, so
-the choice falls back to it wherever drafting does not pay.
+Pure: it sees the shape, the walks and the seconds of finished rounds and names the shape of the
+next one; it reads no clock and touches no tensor. What a row gains with a shape hardly depends on
+the batch, what a round costs does; so gains are kept by shape and costs by shape and number of
+rows. A walk down a large tree tells what a smaller one inside it would have gained, so that one
+trial of the largest fills the gains of all. A shape is tried only while it might still turn out
+the best. Plain decoding is always among the shapes, so the choice falls back to it wherever
+drafting does not pay.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ _TRIAL_ROW_ROUNDS = 32
 _TRIAL_ROUNDS = 3
 #: Weight of the newest round in the running estimates of gains and of costs.
 _GAIN_BLEND, _COST_BLEND = 0.01, 0.05
+#: Rounds whose least cost begins a running estimate.
+_FIRST_COSTS = 4
 #: Rounds between two probes of a shape that is not in use, and rounds of a probe.
 _PROBE_EVERY, _PROBE_ROUNDS = 192, 3
 #: A shape whose estimate is below this share of the best is not probed again.
@@ -44,6 +48,28 @@ class Shape:
 
 
 PLAIN = Shape(0, 0, 0)
+
+
+#: The accepted nodes of a row, from the root down: each node's order and rank (see `DraftTree`).
+Walk = Sequence[tuple[int, int]]
+
+
+def would_accept(shape: Shape, walk: Walk) -> int:
+    """Return how many nodes of a walk a smaller draft without a branch would have held."""
+    # A chain is the first child of the first child; how a tree ordered it does not matter.
+    most = shape.nodes if shape.width > 1 else max((order for order, _ in walk), default=0)
+    held = [rank < shape.width and order <= most for order, rank in walk[: shape.depth]]
+    return held.index(False) if False in held else len(held)
+
+
+def _lies_in(shape: Shape, ran: Shape) -> bool:
+    """Whether a draft is, but for ties, a part of another that ran."""
+    return (
+        not shape.branch
+        and shape.depth <= ran.depth
+        and shape.width <= ran.width
+        and shape.nodes <= ran.nodes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +103,23 @@ class _Mean:
         self.value += (value - self.value) * max(weight / self.weight, self.blend)
 
 
+@dataclass(slots=True)
+class _Cost:
+    """What a round takes: the least of the first ones, for a machine only ever disturbs upwards."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.value = seconds
+        elif self.count <= _FIRST_COSTS:
+            self.value = min(self.value, seconds)
+        else:
+            self.value += (seconds - self.value) * _COST_BLEND
+
+
 def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ...]:
     """Return the shapes to choose from, the given one being the largest; plain comes first.
 
@@ -86,13 +129,15 @@ def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ..
     trees = [
         Shape(d, width, n)
         for d, n in (
-            (2, nodes // 3),
-            (3, 5 * nodes // 12),
+            (2, 4),
+            (3, 5),
+            (3, 2 * nodes // 3),
+            (depth, depth + 2),
             (depth, nodes // 2),
             (depth, 2 * nodes // 3),
             (depth, nodes),
         )
-        if width > 1 and d <= depth and n > d
+        if width > 1 and d <= depth and d < n <= nodes
     ]
     shapes = [PLAIN, *chains, *trees]
     if branch:
@@ -108,9 +153,15 @@ class Controller:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
+        #: The largest tree comes first: it tells of all that lie in it.
+        drafts = sorted(
+            (shape for shape in shapes if shape != PLAIN),
+            key=lambda s: (s.branch, -s.nodes, -s.depth, -s.width),
+        )
+        self._trials = [PLAIN, *drafts]
         self._gain = {shape: _Mean(_GAIN_BLEND) for shape in shapes}
         self._rounds = dict.fromkeys(shapes, 0)
-        self._cost: dict[tuple[Shape, int], _Mean] = {}
+        self._cost: dict[tuple[Shape, int], _Cost] = {}
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
         self._total = 0
@@ -120,7 +171,7 @@ class Controller:
 
     def choose(self, rows: int) -> Shape:
         """Return the shape of the next round for so many rows."""
-        open_shapes = self._open.setdefault(_bucket(rows), list(self._shapes))
+        open_shapes = self._open.setdefault(_bucket(rows), list(self._trials))
         while open_shapes:
             if self._on_trial(open_shapes[0], rows):
                 return open_shapes[0]
@@ -133,24 +184,26 @@ class Controller:
         """Return the shape with the highest estimated rate; plain where nothing is better."""
         return max(self.estimates(rows), key=lambda e: (e.rate, e.shape == PLAIN)).shape
 
-    def observe(self, shape: Shape, rows: int, tokens: int, seconds: float) -> None:
-        """Learn from one finished round that emitted so many tokens over all rows."""
+    def observe(self, shape: Shape, walks: Sequence[Walk], seconds: float) -> None:
+        """Learn from one finished round: what it accepted in each row, and what it took."""
+        rows = len(walks)
         self._rounds[shape] += 1
         self._total += 1
-        self._gain[shape].add(tokens / rows, rows)
+        for other, gain in self._gain.items():
+            if other == shape:
+                gain.add(1 + sum(map(len, walks)) / rows, rows)
+            elif _lies_in(other, shape):
+                gain.add(1 + sum(would_accept(other, walk) for walk in walks) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
-            cost = self._cost.setdefault((shape, _bucket(rows)), _Mean(_COST_BLEND))
-            cost.add(seconds, 1.0)
+            self._cost.setdefault((shape, _bucket(rows)), _Cost()).add(seconds)
         self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
 
     def estimates(self, rows: int) -> list[Estimate]:
         """Return what is believed of every shape at so many rows."""
         return [
-            Estimate(
-                shape, self._gain[shape].value, self._seconds(shape, rows), self._rounds[shape]
-            )
+            Estimate(shape, self._expected(shape), self._seconds(shape, rows), self._rounds[shape])
             for shape in self._shapes
         ]
 
@@ -163,6 +216,17 @@ class Controller:
             rate < _HOPELESS * found[PLAIN] for shape, rate in found.items() if shape != PLAIN
         )
 
+    def _expected(self, shape: Shape) -> float:
+        """Return what a row gains: at least what it gains with a part of the draft.
+
+        The estimate of a draft that has not run for long may be of texts that are gone.
+        """
+        return max(
+            gain.value
+            for other, gain in self._gain.items()
+            if other == shape or _lies_in(other, shape)
+        )
+
     def _on_trial(self, shape: Shape, rows: int) -> bool:
         """Whether a shape is still being tried: too little is known, and it may yet be the best."""
         seen = self._gain[shape].weight
@@ -171,7 +235,7 @@ class Controller:
         # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
         hoped = shape.depth + 1.0
         if self._rounds[shape] >= _TRIAL_ROUNDS:
-            hoped = min(hoped, self._gain[shape].value + shape.depth / seen**0.5)
+            hoped = min(hoped, self._expected(shape) + shape.depth / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
         best = max(e.rate for e in self.estimates(rows))
         return hoped >= best * seconds

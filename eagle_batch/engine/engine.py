@@ -21,7 +21,7 @@ from torch import Tensor
 
 from eagle_batch.engine.adjust import Adjustments
 from eagle_batch.engine.clock import PhaseClock
-from eagle_batch.engine.controller import PLAIN, Controller, Shape, grid
+from eagle_batch.engine.controller import PLAIN, Controller, Shape, Walk, grid
 from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules, scores_status
@@ -156,14 +156,12 @@ class Engine:
             self._append(row, [token], begun.logprobs, place, status)
 
     def _round(self) -> None:
-        rows = self.active
         shape = self._next_shape()
         start = time.perf_counter()
-        emitted, depth = self._run_round(self._state(), shape)
+        walks, depth = self._run_round(self._state(), shape)
         if self._controller is not None:
-            seconds = time.perf_counter() - start
-            self._controller.observe(shape, rows, sum(emitted) + rows, seconds)
-        self._counters.add_round(emitted, depth, shape.name)
+            self._controller.observe(shape, walks, time.perf_counter() - start)
+        self._counters.add_round([len(walk) for walk in walks], depth, shape.name)
 
     def _next_shape(self) -> Shape:
         """Return the draft of the next round; plain without a drafter or where it does not pay."""
@@ -180,8 +178,8 @@ class Engine:
             self.drafter.use(shape)
         return shape
 
-    def _run_round(self, state: DraftState, shape: Shape) -> tuple[list[int], int]:
-        """Draft, verify, commit, extend; return the accepted tokens of each row, and the depth."""
+    def _run_round(self, state: DraftState, shape: Shape) -> tuple[list[Walk], int]:
+        """Draft, verify, commit, extend; return what each row accepted, and the depth."""
         with self._clock.phase("draft"):
             if self.drafter is None or shape == PLAIN:
                 tree = root_tree(state.root_B)
@@ -192,7 +190,7 @@ class Engine:
             logits_BNV = self.target.logits(output.hidden_BNH)
             processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
             verdict = self._judge(state, tree, processed_BNV)
-            result = _round_result(verdict, logits_BNV, processed_BNV)
+            result = _round_result(tree, verdict, logits_BNV, processed_BNV)
             logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
         if self.drafter is not None and self._follows:
@@ -268,17 +266,21 @@ class Engine:
         chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)
         drafter.extend(chain, features_BAF, verdict.tokens_BA)
 
-    def _account(self, result: list[list[int]], depth: int, logprobs: Logprobs | None) -> list[int]:
-        accepted = []
+    def _account(
+        self, result: list[list[int]], depth: int, logprobs: Logprobs | None
+    ) -> list[Walk]:
+        walks: list[Walk] = []
         rows = zip(self._slots.rows, result, strict=True)
-        for place, (row, (count, status, *tokens)) in enumerate(rows):
+        for place, (row, (count, status, *rest)) in enumerate(rows):
+            places = depth + 1
+            tokens, orders, ranks = rest[:places], rest[places : 2 * places], rest[2 * places :]
             row.target_passes += 1
             row.drafted += depth
             row.accepted += count
             row.length += count + 1
-            accepted.append(count)
+            walks.append(list(zip(orders, ranks, strict=True))[1 : count + 1])
             self._append(row, tokens[: count + 1], logprobs, place, status)
-        return accepted
+        return walks
 
     def _append(
         self,
@@ -312,13 +314,28 @@ class Engine:
                 self.drafter.move_row(source, slot, length)
 
 
-def _round_result(verdict: Verdict, logits_BNV: Tensor, processed_BNV: Tensor) -> Tensor:
-    """Pack what the host needs into one tensor `[B, 2 + A]`: accepted, status, tokens."""
-    places_BA = verdict.path_BA * logits_BNV.shape[-1] + verdict.tokens_BA
+def _round_result(
+    tree: DraftTree, verdict: Verdict, logits_BNV: Tensor, processed_BNV: Tensor
+) -> Tensor:
+    """Pack what the host needs into one tensor `[B, 2 + 3 * A]`.
+
+    Accepted, status, tokens, and the orders and ranks of the walked nodes.
+    """
+    path_BA = verdict.path_BA
+    places_BA = path_BA * logits_BNV.shape[-1] + verdict.tokens_BA
     status_B = scores_status(
         logits_BNV.flatten(1).gather(1, places_BA), processed_BNV.flatten(1).gather(1, places_BA)
     )
-    return torch.cat((verdict.accepted_B[:, None], status_B[:, None], verdict.tokens_BA), dim=1)
+    return torch.cat(
+        (
+            verdict.accepted_B[:, None],
+            status_B[:, None],
+            verdict.tokens_BA,
+            tree.order_BN.gather(1, path_BA),
+            tree.rank_BN.gather(1, path_BA),
+        ),
+        dim=1,
+    )
 
 
 def _bucket(extent: int, capacity: int, size: int = 32) -> int:

@@ -26,6 +26,10 @@ class DraftTree:
     ancestors_BNN: Tensor
     #: int64 [B, N]; edges to the root.
     depth_BN: Tensor
+    #: int64 [B, N]; place of a node in the order in which smaller trees would take it, from 1 on.
+    order_BN: Tensor
+    #: int64 [B, N]; place of a node among its siblings, 0 for the likeliest.
+    rank_BN: Tensor
     #: Greatest depth of any node, known on the host.
     depth: int
 
@@ -46,17 +50,53 @@ def root_tree(root_B: Tensor) -> DraftTree:
     tokens_BN = root_B[:, None]
     zeros = torch.zeros_like(tokens_BN)
     return DraftTree(
-        tokens_BN, zeros, torch.ones_like(tokens_BN, dtype=torch.bool)[..., None], zeros, 0
+        tokens_BN,
+        zeros,
+        torch.ones_like(tokens_BN, dtype=torch.bool)[..., None],
+        zeros,
+        zeros,
+        zeros,
+        0,
     )
 
 
-def build_tree(root_B: Tensor, tokens_BM: Tensor, parents_BM: Tensor, depth: int) -> DraftTree:
-    """Put the root before M drafted nodes; `parents` are node indices where 0 is the root."""
-    tokens_BN = torch.cat((root_B[:, None], tokens_BM), dim=1)
-    parents_BN = torch.cat((torch.zeros_like(root_B)[:, None], parents_BM), dim=1)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The drafted nodes of a tree in level order, M of them; see `DraftTree` for the fields."""
+
+    tokens_BM: Tensor
+    #: Node indices, where 0 is the root.
+    parents_BM: Tensor
+    order_BM: Tensor
+    rank_BM: Tensor
+
+
+def in_given_order(tokens_BM: Tensor, parents_BM: Tensor) -> Selection:
+    """Return nodes that nobody ranked: a smaller tree would take the first of them."""
+    order_BM = torch.arange(1, tokens_BM.shape[1] + 1, device=tokens_BM.device)
+    return Selection(
+        tokens_BM, parents_BM, order_BM.expand_as(tokens_BM), torch.zeros_like(tokens_BM)
+    )
+
+
+def build_tree(root_B: Tensor, nodes: Selection, depth: int) -> DraftTree:
+    """Put the root before drafted nodes."""
+
+    def rooted(values_BM: Tensor, root_B: Tensor) -> Tensor:
+        return torch.cat((root_B[:, None], values_BM), dim=1)
+
+    zero_B = torch.zeros_like(root_B)
+    parents_BN = rooted(nodes.parents_BM, zero_B)
     ancestors_BNN = ancestor_mask(parents_BN, depth)
-    depth_BN = ancestors_BNN.sum(-1) - 1
-    return DraftTree(tokens_BN, parents_BN, ancestors_BNN, depth_BN, depth)
+    return DraftTree(
+        tokens_BN=rooted(nodes.tokens_BM, root_B),
+        parents_BN=parents_BN,
+        ancestors_BNN=ancestors_BNN,
+        depth_BN=ancestors_BNN.sum(-1) - 1,
+        order_BN=rooted(nodes.order_BM, zero_B),
+        rank_BN=rooted(nodes.rank_BM, zero_B),
+        depth=depth,
+    )
 
 
 def ancestor_mask(parents_BN: Tensor, depth: int) -> Tensor:
@@ -70,19 +110,21 @@ def ancestor_mask(parents_BN: Tensor, depth: int) -> Tensor:
     return mask_BNN
 
 
-def select_nodes(candidates: Candidates, count: int) -> tuple[Tensor, Tensor]:
-    """Return tokens and parents `[B, count]` of the best candidates, as EAGLE-2 reranks them.
+def select_nodes(candidates: Candidates, count: int, width: int) -> Selection:
+    """Return the best `count` candidates, as EAGLE-2 reranks them.
 
     A child never scores above its parent; ties and NaN are settled by record order, so a chosen
-    node's parent is always chosen too.
+    node's parent is always chosen too. width: children of a node, which lie side by side in falling
+    order among the records.
     """
     scores_BR = candidates.scores_BR.nan_to_num(nan=-torch.inf)
-    order_BR = scores_BR.sort(dim=1, descending=True, stable=True).indices
-    chosen_BM = order_BR[:, :count].sort(dim=1).values
-    tokens_BM = candidates.tokens_BR.gather(1, chosen_BM)
+    best_BM = scores_BR.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    chosen_BM, order_BM = best_BM.sort(dim=1)
     node_of_record = torch.zeros_like(candidates.parents_BR)
     nodes_BM = torch.arange(1, count + 1, device=chosen_BM.device).expand_as(chosen_BM)
     node_of_record.scatter_(1, chosen_BM, nodes_BM)
     records_BM = candidates.parents_BR.gather(1, chosen_BM)
     parents_BM = node_of_record.gather(1, records_BM.clamp(min=0)).masked_fill(records_BM < 0, 0)
-    return tokens_BM, parents_BM
+    return Selection(
+        candidates.tokens_BR.gather(1, chosen_BM), parents_BM, order_BM + 1, chosen_BM % width
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -13,10 +14,42 @@ SHAPES = grid(4, 4, 12)
 Cost = Callable[[Shape, int], float]
 
 
+def draw(rng: random.Random, acceptance: float) -> list[tuple[int, int]]:
+    """Return where the target's next tokens lie in a boundless tree: order and rank, by level."""
+    walk, order = [], 0
+    for _ in range(SHAPES[-1].depth):
+        if rng.random() < acceptance:
+            rank = 0
+        elif rng.random() < 0.5:
+            rank = rng.randint(1, 3)
+        else:
+            break
+        order += 1 + rng.randint(0, 1) + 2 * rank
+        walk.append((order, rank))
+    return walk
+
+
+def taken(shape: Shape, walk: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the part of a walk that a draft holds."""
+    for level, (order, rank) in enumerate(walk):
+        too_late = shape.width > 1 and order > shape.nodes
+        if level == shape.depth or rank >= shape.width or too_late:
+            return walk[:level]
+    return walk
+
+
+@cache
 def gain(shape: Shape, acceptance: float) -> float:
-    """Tokens a row gains: a chain accepts with `acceptance` a level, a tree somewhat more."""
-    rate = min(0.95, acceptance * (1.0 + 0.25 * (shape.width > 1) * shape.nodes / 12))
-    return sum(rate**level for level in range(shape.depth + 1))
+    """Tokens that a row gains on average."""
+    rng = random.Random(1)
+    return 1 + sum(len(taken(shape, draw(rng, acceptance))) for _ in range(20_000)) / 20_000
+
+
+def finished(
+    shape: Shape, rows: int, acceptance: float, rng: random.Random
+) -> list[list[tuple[int, int]]]:
+    """Return the walks of one round."""
+    return [taken(shape, draw(rng, acceptance)) for _ in range(rows)]
 
 
 def memory_bound(shape: Shape, rows: int) -> float:
@@ -37,10 +70,9 @@ def simulate(cost: Cost, acceptance: float, rows: int, rounds: int, seed: int = 
     for _ in range(rounds):
         shape = controller.choose(rows)
         spent = cost(shape, rows) * rng.uniform(0.9, 1.1)
-        mean = gain(shape, acceptance)
-        emitted = sum(int(mean) + (rng.random() < mean % 1) for _ in range(rows))
-        controller.observe(shape, rows, emitted, spent)
-        tokens, seconds = tokens + emitted, seconds + spent
+        walks = finished(shape, rows, acceptance, rng)
+        controller.observe(shape, walks, spent)
+        tokens, seconds = tokens + rows + sum(map(len, walks)), seconds + spent
     return tokens / seconds
 
 
@@ -57,15 +89,33 @@ def test_it_comes_near_the_best_fixed_shape_and_never_loses_to_plain(
     assert rate >= 0.98 * fixed[PLAIN]
 
 
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8])
+def test_a_short_job_learns_from_one_trial_of_the_largest_tree(acceptance: float) -> None:
+    """300 rounds of one row, about as many as four short answers take."""
+    rate = simulate(memory_bound, acceptance, 1, 300)
+    fixed = {shape: gain(shape, acceptance) / memory_bound(shape, 1) for shape in SHAPES}
+    assert rate >= 0.9 * max(fixed.values())
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.7])
+def test_what_a_large_tree_accepts_tells_what_each_smaller_one_would(acceptance: float) -> None:
+    controller, rng = Controller(SHAPES), random.Random(3)
+    largest = SHAPES[-1]
+    for _ in range(4000):
+        controller.observe(largest, finished(largest, 1, acceptance, rng), 1.0)
+    for found in controller.estimates(1):
+        assert found.tokens_per_row == pytest.approx(gain(found.shape, acceptance), rel=0.12)
+
+
 def test_it_follows_the_batch_as_it_drains() -> None:
     """A tree pays for one row, not for thirty-two; what a row gains is learned only once."""
-    controller = Controller(SHAPES)
+    controller, rng = Controller(SHAPES), random.Random(0)
 
     def run(rows: int, rounds: int) -> Shape:
         for _ in range(rounds):
             shape = controller.choose(rows)
             spent = 1.0 + 0.1 * shape.depth + 0.08 * rows * (1 + shape.nodes)
-            controller.observe(shape, rows, round(rows * gain(shape, 0.8)), spent)
+            controller.observe(shape, finished(shape, rows, 0.8, rng), spent)
         return controller.best(rows)
 
     assert run(32, 400).nodes <= 2
@@ -75,10 +125,10 @@ def test_it_follows_the_batch_as_it_drains() -> None:
 def test_an_unmeasured_size_is_inferred_from_a_measured_one() -> None:
     controller = Controller([PLAIN, Shape(2, 1, 2)])
     for _ in range(20):
-        controller.observe(PLAIN, 16, 16, 1.0)
-        controller.observe(Shape(2, 1, 2), 16, 32, 1.5)
+        controller.observe(PLAIN, [[]] * 16, 1.0)
+        controller.observe(Shape(2, 1, 2), [[(1, 0)]] * 16, 1.5)
     for seconds in (9.0, 0.5):  # the first round of a size is cold
-        controller.observe(PLAIN, 1, 1, seconds)
+        controller.observe(PLAIN, [[]], seconds)
     found = {e.shape: e.seconds for e in controller.estimates(1)}
     assert found[Shape(2, 1, 2)] == pytest.approx(0.75)
 
@@ -89,7 +139,7 @@ def test_speculation_is_given_up_only_when_nothing_comes_near() -> None:
         assert not controller.plain_for_good(8)
         for _ in range(300):
             shape = controller.choose(8)
-            controller.observe(shape, 8, round(8 * gain(shape, 0.3)), cost(shape, 8))
+            controller.observe(shape, finished(shape, 8, 0.3, random.Random(0)), cost(shape, 8))
     assert hopeless.plain_for_good(8)
     assert not useful.plain_for_good(8)
 

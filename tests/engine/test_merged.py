@@ -16,7 +16,7 @@ from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Request, SamplingParams
 from eagle_batch.engine.testing import tiny_head, tiny_target
-from eagle_batch.engine.tree import build_tree
+from eagle_batch.engine.tree import build_tree, in_given_order
 from eagle_batch.engine.verify import walk
 from eagle_batch.models.target import Target
 from tests.engine.test_parity import (
@@ -38,9 +38,10 @@ def test_a_walk_goes_as_deep_as_the_better_of_tree_and_branch(
     nodes, letters = len(parents) + 1, 4
     tokens = [data.draw(st.integers(0, letters - 1)) for _ in range(nodes)]
     branch = data.draw(st.lists(st.integers(0, letters - 1), min_size=1, max_size=4))
-    tree = build_tree(torch.tensor([0]), torch.tensor([tokens[1:]]), torch.tensor([parents]), nodes)
+    drawn = in_given_order(torch.tensor([tokens[1:]]), torch.tensor([parents]))
+    tree = build_tree(torch.tensor([0]), drawn, nodes)
     line = torch.arange(len(branch))[None]
-    chain = build_tree(torch.tensor([0]), torch.tensor([branch]), line, len(branch))
+    chain = build_tree(torch.tensor([0]), in_given_order(torch.tensor([branch]), line), len(branch))
     merged = merge(tree, chain)
     assert merged.tokens_BN.shape[1] == nodes + len(branch)
     # The target's choice depends on the path alone, as a model's does.

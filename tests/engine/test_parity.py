@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagle_batch.engine.controller import Shape, grid
+from eagle_batch.engine.controller import Shape, Walk, grid, would_accept
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
@@ -137,8 +137,9 @@ class ScriptedController:
         shapes = grid(3, 4, 10)
         return shapes[self._rounds % len(shapes)]
 
-    def observe(self, shape: Shape, rows: int, tokens: int, seconds: float) -> None:
-        assert rows <= tokens <= rows * (shape.depth + 1)
+    def observe(self, shape: Shape, walks: Sequence[Walk], seconds: float) -> None:
+        for walk in walks:
+            assert would_accept(shape, walk) == len(walk), "more was accepted than was drafted"
         assert seconds > 0
         self._rounds += 1
 

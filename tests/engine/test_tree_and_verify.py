@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_batch.engine.tree import Candidates, build_tree, root_tree, select_nodes
+from eagle_batch.engine.tree import Candidates, build_tree, in_given_order, root_tree, select_nodes
 from eagle_batch.engine.verify import walk, walk_stepwise
 
 
@@ -52,7 +52,11 @@ def test_tree_and_walk_match_their_definitions(parents: list[int], data: st.Data
             tokens[children[rank]] = child
     chosen = data.draw(st.lists(st.integers(0, 9), min_size=nodes, max_size=nodes))
     depth = max(depth_of(parents, n) for n in range(nodes))
-    tree = build_tree(torch.tensor([0]), torch.tensor([tokens[1:]]), torch.tensor([parents]), depth)
+    tree = build_tree(
+        torch.tensor([0]),
+        in_given_order(torch.tensor([tokens[1:]]), torch.tensor([parents])),
+        depth,
+    )
     for node in range(nodes):
         seen = {i for i in range(nodes) if tree.ancestors_BNN[0, node, i]}
         assert seen == ancestors_of(parents, node)
@@ -78,9 +82,8 @@ CASES = {
 @pytest.mark.parametrize("name", list(CASES))
 def test_chains(name: str) -> None:
     drafted, chosen, emitted = CASES[name]
-    tree = build_tree(
-        torch.tensor([0]), torch.tensor([drafted]), torch.arange(len(drafted))[None], len(drafted)
-    )
+    nodes = in_given_order(torch.tensor([drafted]), torch.arange(len(drafted))[None])
+    tree = build_tree(torch.tensor([0]), nodes, len(drafted))
     verdict = walk(tree, torch.tensor([chosen]))
     assert verdict.tokens_BA[0, : int(verdict.accepted_B[0]) + 1].tolist() == emitted
 
@@ -92,7 +95,8 @@ def test_an_empty_draft_yields_the_targets_own_token() -> None:
 
 
 def test_a_root_that_carries_its_own_choice_is_not_its_own_child() -> None:
-    tree = build_tree(torch.tensor([5]), torch.tensor([[1, 2]]), torch.tensor([[0, 0]]), 2)
+    nodes = in_given_order(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
+    tree = build_tree(torch.tensor([5]), nodes, 2)
     verdict = walk(tree, torch.tensor([[5, 0, 0]]))
     assert verdict.accepted_B.tolist() == [0]
 
@@ -111,7 +115,8 @@ def test_a_chosen_nodes_parent_is_always_chosen_too(gains: list[float], count: i
     for parent, gain in zip(parents, gains, strict=True):
         scores.append(gain + (0.0 if parent < 0 else scores[parent]))
     candidates = Candidates(torch.arange(20)[None], torch.tensor([scores]), torch.tensor([parents]))
-    tokens, nodes = select_nodes(candidates, count)
+    selected = select_nodes(candidates, count, 2)
+    tokens, nodes = selected.tokens_BM, selected.parents_BM
     chosen = set(tokens[0].tolist())
     assert len(chosen) == count
     for position, (token, node) in enumerate(
@@ -125,6 +130,21 @@ def test_a_chosen_nodes_parent_is_always_chosen_too(gains: list[float], count: i
             assert node - 1 < position
 
 
+@given(scores=st.permutations(range(6)), count=st.integers(1, 6))
+def test_a_smaller_selection_is_the_first_of_a_larger_one(scores: list[int], count: int) -> None:
+    candidates = Candidates(
+        torch.arange(6)[None],
+        -torch.tensor([scores], dtype=torch.float32),
+        torch.full((1, 6), -1),
+    )
+    whole, part = select_nodes(candidates, 6, 3), select_nodes(candidates, count, 3)
+    inside = whole.tokens_BM[whole.order_BM <= count]
+    assert inside.tolist() == part.tokens_BM[0].tolist()
+    assert whole.rank_BM[0].tolist() == [0, 1, 2, 0, 1, 2]
+    best = whole.order_BM[0].argsort()
+    assert [scores[token] for token in whole.tokens_BM[0, best]] == sorted(scores)
+
+
 def test_the_emitted_law_is_the_targets_law_by_enumeration() -> None:
     """Exact, no sampling: over all outcomes of the target's choices at the nodes of a tree, every
     emitted sequence has the probability that plain decoding gives it."""
@@ -135,7 +155,8 @@ def test_the_emitted_law_is_the_targets_law_by_enumeration() -> None:
     law = {context: torch.rand(vocab).double().softmax(-1).tolist() for context in contexts}
     parents, drafted = [0, 0, 1, 1, 2], [2, 0, 1, 2, 2]
     paths = [(), (2,), (0,), (2, 1), (2, 2), (0, 2)]
-    tree = build_tree(torch.tensor([0]), torch.tensor([drafted]), torch.tensor([parents]), depth)
+    nodes = in_given_order(torch.tensor([drafted]), torch.tensor([parents]))
+    tree = build_tree(torch.tensor([0]), nodes, depth)
     emitted: dict[tuple[int, ...], float] = {}
     for chosen in itertools.product(range(vocab), repeat=len(paths)):
         probability = 1.0

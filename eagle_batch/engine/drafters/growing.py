@@ -107,8 +107,8 @@ class GrowingDrafter(ABC):
             torch.cat([r.scores_BR for r in records], 1),
             torch.cat([r.parents_BR for r in records], 1),
         )
-        tokens_BM, parents_BM = select_nodes(everything, self.nodes)
-        return build_tree(state.root_B, tokens_BM, parents_BM, self.depth)
+        nodes = select_nodes(everything, self.nodes, self.width)
+        return build_tree(state.root_B, nodes, self.depth)
 
     def use(self, shape: Shape) -> None:
         """Draft in this shape from the next round on; it may not exceed the one built with."""

@@ -16,7 +16,7 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
-from eagle_batch.engine.tree import DraftTree, build_tree, root_tree
+from eagle_batch.engine.tree import DraftTree, Selection, build_tree, root_tree
 
 
 class MergedDrafter:
@@ -81,6 +81,11 @@ def merge(tree: DraftTree, chain: DraftTree) -> DraftTree:
         same_BN = (own_BN == node_B[:, None]) & (tree.tokens_BN == wanted_B1)
         known_B = same_BN.any(1)
         node_B = torch.where(known_B, same_BN.int().argmax(1), N + place - 1)
-    tokens_BM = torch.cat((tree.tokens_BN[:, 1:], chain.tokens_BN[:, 1:]), dim=1)
-    depth = max(tree.depth, chain.depth)
-    return build_tree(tree.tokens_BN[:, 0], tokens_BM, torch.cat(parents, dim=1), depth)
+    nodes = Selection(
+        torch.cat((tree.tokens_BN[:, 1:], chain.tokens_BN[:, 1:]), dim=1),
+        torch.cat(parents, dim=1),
+        # Behind all nodes of the tree: without the branch, none of these is there.
+        torch.cat((tree.order_BN[:, 1:], chain.order_BN[:, 1:] + N), dim=1),
+        torch.cat((tree.rank_BN[:, 1:], chain.rank_BN[:, 1:]), dim=1),
+    )
+    return build_tree(tree.tokens_BN[:, 0], nodes, max(tree.depth, chain.depth))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
-from eagle_batch.engine.tree import DraftTree, build_tree
+from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order
 
 
 class NgramDrafter:
@@ -54,7 +54,8 @@ class NgramDrafter:
         places_BD = best_B1 + 1 + torch.arange(self.depth, device=rows_BC.device)
         drafted_BD = rows_BC.gather(1, places_BD.clamp(max=rows_BC.shape[1] - 1))
         parents_BD = torch.arange(self.depth, device=rows_BC.device).expand(B, -1)
-        return build_tree(state.root_B, drafted_BD.clamp(min=0), parents_BD, self.depth)
+        nodes = in_given_order(drafted_BD.clamp(min=0), parents_BD)
+        return build_tree(state.root_B, nodes, self.depth)
 
     def use(self, shape: Shape) -> None:
         """Draft a chain of another length from the next round on."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle_batch.engine.drafters.base import DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
-from eagle_batch.engine.tree import DraftTree, build_tree
+from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order
 
 Path = tuple[int, ...]
 
@@ -88,7 +88,8 @@ class StaticEagleDrafter(EagleDrafter):
             level_states = states[:, level.parent]
             drafted.append(level_tokens)
         parents = self._parents_M.expand(B, -1)
-        return build_tree(state.root_B, torch.cat(drafted, dim=1), parents, self.depth)
+        nodes = in_given_order(torch.cat(drafted, dim=1), parents)
+        return build_tree(state.root_B, nodes, self.depth)
 
     def _expand_nodes(
         self,
