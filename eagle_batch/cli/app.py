@@ -187,7 +187,7 @@ def _make_view(pipeline: Pipeline, console: Any, form: str | None) -> Recorder:
 
 
 def _result_numbers(result: JobResult) -> dict[str, Any]:
-    names = ("output", "units", "rows", "quarantined", "already_complete")
+    names = ("output", "units", "rows", "quarantined", "dropped", "already_complete")
     return {name: getattr(result, name) for name in names}
 
 
@@ -197,10 +197,13 @@ def _show_result(console: Any, result: JobResult) -> None:
     if result.metrics is not None:
         console.print(metrics_table(JobMetrics.from_document(result.metrics)))
     what = "was complete already; nothing was started" if result.already_complete else "complete"
-    click.echo(f"{what}: {result.rows} of {result.units} rows, {result.quarantined} quarantined")
+    dropped = f", {result.dropped} dropped" if result.dropped else ""
+    counts = f"{result.rows} of {result.units} rows, {result.quarantined} quarantined{dropped}"
+    click.echo(f"{what}: {counts}")
     click.echo(f"rows:        {result.output}/data/*.parquet")
-    if result.quarantined:
-        click.echo(f"quarantined: {result.output}/errors/*.parquet")
+    if result.quarantined or result.dropped:
+        what = "quarantined:" if result.quarantined else "dropped:    "
+        click.echo(f"{what} {result.output}/errors/*.parquet")
     if result.metrics is not None:
         click.echo(f"report:      {result.output}/report.html")
 
@@ -270,8 +273,12 @@ def verify(ctx: click.Context, *, output: str) -> None:
 
 
 def _verdict(report: VerifyReport) -> str:
-    sign = "=" if report.rows_in == report.rows_out + report.quarantined else "!="
-    balance = f"{report.rows_in} in {sign} {report.rows_out} out + {report.quarantined} quarantined"
+    sign = "=" if report.balanced else "!="
+    dropped = f" + {report.dropped} dropped" if report.dropped else ""
+    balance = (
+        f"{report.rows_in} in {sign} {report.rows_out} out + {report.quarantined} quarantined"
+        f"{dropped}"
+    )
     what = "whole" if report.ok else f"NOT whole, {len(report.findings)} findings"
     return f"{report.output}: {what}: {balance}; {report.objects} objects, {report.tokens} tokens"
 

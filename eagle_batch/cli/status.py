@@ -70,13 +70,14 @@ def status_lines(found: JobStatus) -> list[tuple[str, str]]:
     """Return what is shown of a status, as name and value."""
     from eagle_batch.report.progress import duration
 
-    finished = found.rows + found.quarantined
+    finished = found.rows + found.quarantined + found.dropped
     made = found.metrics.get("completed", 0) if found.metrics else 0
     more = f", {made:,} made" if found.state == "running" and made > finished else ""
     lines = [
         ("job", f"{found.name}, {found.state}"),
         ("rows", f"{finished:,} of {found.units:,} committed ({percent(found)} %){more}"),
         ("quarantined", f"{found.quarantined:,}"),
+        *([("dropped", f"{found.dropped:,}")] if found.dropped else []),
         ("shards", f"{found.tasks_done:,} of {found.tasks:,}"),
     ]
     if found.host is not None:
@@ -108,7 +109,7 @@ def _run_lines(metrics: dict[str, Any], *, running: bool) -> list[tuple[str, str
 
 def percent(found: JobStatus) -> int:
     """Return the share of the rows that is committed; 100 only when nothing is left."""
-    finished = found.rows + found.quarantined
+    finished = found.rows + found.quarantined + found.dropped
     most = 100 if found.tasks_done == found.tasks else 99
     return min(most, 100 * finished // max(1, found.units))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 
+from eagle_batch.data.beside import contamination_problems, duplicate_problems
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.checks import check_stages
 from eagle_batch.data.drafts import draft_problems
@@ -79,6 +80,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
     problems += _grammar_problems(pipeline)
+    problems += contamination_problems(pipeline)
     problems += [*draft_problems(pipeline), *_output_problems(pipeline)]
     with _collecting(problems):
         data = survey(pipeline)
@@ -137,6 +139,8 @@ def _column_problems(
     problems = schema_problems(pipeline, data.schema)
     for template in stages:
         problems += template.problems(data.schema.names, names)
+    if not problems:
+        problems += duplicate_problems(pipeline, data.schema)
     return problems + _filter_problems(pipeline, data)
 
 

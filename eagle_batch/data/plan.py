@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from eagle_batch.data.choosing import Chosen, choose
+from eagle_batch.data.contamination import identities
 from eagle_batch.data.groups import Group
 from eagle_batch.data.numbers import Numbers
 from eagle_batch.data.selection import Counts, SelectedReader, Selection, first_rows, row_hashes
 from eagle_batch.data.sources import DataSet, InputFile, survey
 from eagle_batch.errors import DataError
 from eagle_batch.pipeline import Pipeline
-from eagle_batch.pipeline.fingerprint import fingerprint
+from eagle_batch.pipeline.fingerprint import InputIdentity, fingerprint
 from eagle_batch.pipeline.problems import suggestion
 
 _SHOWN = 5
@@ -64,6 +65,13 @@ class Plan:
     selection: Selection = EVERY_ROW
     #: What became of the rows that are in no shard.
     counts: Counts = NO_ROWS
+    #: Files that are no input, and still decide which rows come out.
+    beside: tuple[InputIdentity, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[InputIdentity, ...]:
+        """Every file that the rows depend on."""
+        return tuple(file.identity for file in self.files) + self.beside
 
     @property
     def unplanned(self) -> int:
@@ -99,7 +107,15 @@ class Plan:
             shards = tuple(ShardSpec(**item) for item in data.pop("shards"))
             selection = Selection(**data.pop("selection", {}))
             counts = Counts(**data.pop("counts", {"seen": data["rows"]}))
-            return cls(files=files, shards=shards, selection=selection, counts=counts, **data)
+            beside = tuple(InputIdentity(**item) for item in data.pop("beside", ()))
+            return cls(
+                files=files,
+                shards=shards,
+                selection=selection,
+                counts=counts,
+                beside=beside,
+                **data,
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no plan of eagle-batch: {error!r}") from error
 
@@ -124,14 +140,16 @@ def make_plan(pipeline: Pipeline, data: DataSet) -> Plan:
     if not shards:
         raise DataError(_no_rows(pipeline, chosen.counts))
     check_ids(pipeline, chosen, shards)
+    beside = identities(pipeline.decontaminate)
     return Plan(
-        fingerprint=fingerprint(pipeline, [file.identity for file in files]),
+        fingerprint=fingerprint(pipeline, [*(file.identity for file in files), *beside]),
         files=files,
         shards=shards,
         rows=sum(shard.rows for shard in shards),
         schema_ipc=base64.b64encode(data.schema.serialize()).decode(),
         selection=chosen.selection,
         counts=chosen.counts,
+        beside=beside,
     )
 
 

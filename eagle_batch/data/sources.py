@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from eagle_batch.data import arrow, csvs, invented, jsonl, parquet
 from eagle_batch.data.files import TEXT, FoundFile, reading, short_names
-from eagle_batch.data.finding import find_input
+from eagle_batch.data.finding import find_files, find_input
 from eagle_batch.data.groups import Group, Scan
 from eagle_batch.data.lines import Lines
 from eagle_batch.errors import DataError
@@ -135,6 +135,24 @@ class GroupReader:
             for column, field in zip(table.columns, wanted, strict=True)
         ]
         return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def read_columns(patterns: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield some columns of further files, group by group, each in the types of its own file.
+
+    Raises DataError where a file cannot be read or lacks a column.
+    """
+    for found in find_files(patterns, "auto"):
+        scan = _scan(found, 1024, None)
+        missing = [name for name in columns if name not in scan.schema.names]
+        if missing:
+            raise DataError(
+                f"{found.path}: has no column {missing[0]!r}; expected one of "
+                f"{', '.join(scan.schema.names[:20])}"
+            )
+        file = InputFile(found.path, found.path, found.format, found.size, found.tag, scan.groups)
+        with GroupReader(scan.schema, columns) as reader:
+            yield from (reader.read(file, index) for index in range(len(file.groups)))
 
 
 def read_rows(file: InputFile, index: int, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:

@@ -65,10 +65,10 @@ class Coordinator:
         self,
         tasks: Iterable[Task],
         rules: Rules,
-        done: Mapping[str, tuple[int, int]],
+        done: Mapping[str, tuple[int, ...]],
         run: str = "",
     ) -> None:
-        """Take the tasks to account for; `done` gives (rows, errors) of those already stored.
+        """Take the tasks to account for; `done` gives (rows, errors, dropped) of those stored.
 
         Tasks that were split in an earlier run come with their parts, their own key done with
         (0, 0).
@@ -80,6 +80,8 @@ class Coordinator:
         self.ended: EndJob | None = None
         self.rows = 0
         self.errors = 0
+        #: Rows that were left out on purpose.
+        self.dropped = 0
         self._over = {State.DONE: 0, State.FAILED: 0}
         self.lost_in_a_row = 0
         self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
@@ -89,8 +91,8 @@ class Coordinator:
         self._start_failures = 0
         #: Workers that are wanted now, were there tasks for all.
         self._wanted = rules.workers
-        for key, (rows, errors) in done.items():
-            self._finish(self.entries[key], State.DONE, rows, errors)
+        for key, counts in done.items():
+            self._finish(self.entries[key], State.DONE, *counts)
         waiting = [e for e in self.entries.values() if e.state is State.PENDING]
         self._fresh = deque(e.task.key for e in waiting if not e.suspect)
         self._suspects = deque(e.task.key for e in waiting if e.suspect)
@@ -239,7 +241,7 @@ class Coordinator:
         if entry is None:
             return []
         self._release(entry)
-        self._finish(entry, State.DONE, event.rows, event.errors)
+        self._finish(entry, State.DONE, event.rows, event.errors, event.dropped)
         self.lost_in_a_row = 0
         return self._stop_if_too_many_errors()
 
@@ -292,11 +294,12 @@ class Coordinator:
             if holder != DRIVER:
                 self.workers[holder].holding.remove(entry.task.key)
 
-    def _finish(self, entry: Entry, state: State, rows: int, errors: int) -> None:
+    def _finish(self, entry: Entry, state: State, rows: int, errors: int, dropped: int = 0) -> None:
         entry.state = state
         self._over[state] += 1
         self.rows += rows
         self.errors += errors
+        self.dropped += dropped
 
     @property
     def _unfinished(self) -> int:
@@ -305,7 +308,7 @@ class Coordinator:
     # -- what follows from the state ---------------------------------------------------------
 
     def _stop_if_too_many_errors(self) -> list[Command]:
-        rate, finished = self.rules.max_error_rate, self.rows + self.errors
+        rate, finished = self.rules.max_error_rate, self.rows + self.errors + self.dropped
         too_many = self.errors > rate * self._units or (
             finished >= RATE_SAMPLE and self.errors > rate * finished
         )
@@ -421,6 +424,7 @@ class Coordinator:
             failed=self._over[State.FAILED],
             rows=self.rows,
             errors=self.errors,
+            dropped=self.dropped,
             units=self._units,
             hedges=self._hedges,
         )
@@ -443,7 +447,9 @@ class Coordinator:
         states = [entry.state for entry in self.entries.values()]
         for state, number in self._over.items():
             assert states.count(state) == number, f"the count of {state} tasks drifted"
-        assert self.rows + self.errors <= self._units, "more rows came out than went in"
+        assert self.rows + self.errors + self.dropped <= self._units, (
+            "more rows came out than went in"
+        )
 
     def _check_worker(self, number: int, worker: WorkerState) -> None:
         assert len(worker.holding) <= IN_FLIGHT, f"worker {number} holds too much"

@@ -46,8 +46,10 @@ from eagle_batch.job.events import (
     WorkerReady,
     WorkerStartFailed,
 )
+from eagle_batch.job.finish import finish
 from eagle_batch.job.interrupts import Interrupts
 from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
+from eagle_batch.job.layers import made_layer
 from eagle_batch.job.ledger import METRICS, Ledger, Scan
 from eagle_batch.job.logs import Log
 from eagle_batch.job.meter import Meter
@@ -93,7 +95,9 @@ def run_job(
     Raises OutputBusyError, LedgerError or StoreError about the output, ConfigError or ModelError
     when no engine can be built, StoppedError when the job gave up, InterruptedRunError on Ctrl-C.
     """
-    store = store or open_store(job.pipeline.output.path)
+    whole = store or open_store(job.pipeline.output.path)
+    layers = job.pipeline.deduplicate is not None
+    store = made_layer(whole, layers=layers)
     run = uuid.uuid4().hex[:12]
     compression = job.pipeline.output.compression
     objects = Objects(store, job.plan.fingerprint, compression, job.pipeline.samples)
@@ -101,6 +105,8 @@ def run_job(
     scan = ledger.open(job.about)
     try:
         result = _run_scanned(job, ledger, scan, make_pool, watcher, run)
+        if layers:
+            result = finish(job, ledger, whole, result, watcher)
     except StoreError as error:
         # Waiting records and the lock are left as a crash would leave them: to write them now is to
         # wait for the same store. A resume adopts the objects and takes over the lock.
@@ -154,8 +160,9 @@ def _tell(watcher: Watcher, scan: Scan, *, exclusive: bool) -> None:
 
 def _already_complete(store: Store, job: Job, scan: Scan) -> JobResult:
     rows = sum(commit.rows for commit in scan.commits.values())
-    errors = sum(commit.errors for commit in scan.commits.values())
-    return JobResult(store.name, job.identity.units, rows, errors, True, None)
+    errors = sum(commit.quarantined for commit in scan.commits.values())
+    dropped = sum(commit.dropped for commit in scan.commits.values())
+    return JobResult(store.name, job.identity.units, rows, errors, True, None, dropped)
 
 
 class _Run:
@@ -171,7 +178,7 @@ class _Run:
         run: str,
         interrupts: Interrupts,
     ) -> None:
-        done = {key: (commit.rows, commit.errors) for key, commit in scan.commits.items()}
+        done = {key: (c.rows, c.quarantined, c.dropped) for key, c in scan.commits.items()}
         self._job = job
         self._ledger = ledger
         self._pool = pool
@@ -181,7 +188,7 @@ class _Run:
         rules = job.rules(pool.size, exclusive=ledger.exclusive)
         self._coordinator = Coordinator(scan.tasks, rules, done, run)
         before = self._coordinator.tally()
-        self._meter = Meter(run, (before.rows, before.errors))
+        self._meter = Meter(run, (before.rows + before.dropped, before.errors))
         self._commits = dict(scan.commits)
         self._outbox: dict[int, list[Lease]] = defaultdict(list)
         self._reader = RowReader(job.pipeline, job.plan, job.prompter.stages)
@@ -378,7 +385,7 @@ class _Run:
             raise StoppedError(self._kept(end.reason))
         tally = self._coordinator.tally()
         name = self._ledger.store.name
-        return JobResult(name, tally.units, tally.rows, tally.errors, False, metrics)
+        return JobResult(name, tally.units, tally.rows, tally.errors, False, metrics, tally.dropped)
 
     def _look_again(self) -> None:
         """Record what lies there where two attempts may have put, and the last one has won."""
@@ -409,7 +416,8 @@ class _Run:
 
 
 def _committed(worker: int, lease: Lease, commit: Commit) -> TaskCommitted:
-    return TaskCommitted(worker, lease.task.key, lease.attempt, commit.rows, commit.errors)
+    counts = commit.rows, commit.quarantined, commit.dropped
+    return TaskCommitted(worker, lease.task.key, lease.attempt, *counts)
 
 
 def _reason(failure: Failure) -> str:

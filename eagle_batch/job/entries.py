@@ -104,3 +104,5 @@ class Tally:
     units: int
     #: Times that a task was given to a second worker at the end of the job.
     hedges: int = 0
+    #: Rows that were left out on purpose.
+    dropped: int = 0

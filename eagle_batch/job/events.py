@@ -84,7 +84,9 @@ class TaskCommitted:
     key: str
     attempt: int
     rows: int
+    #: Rows that are quarantined, and those left out on purpose.
     errors: int
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)

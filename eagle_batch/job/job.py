@@ -51,7 +51,7 @@ class Job:
         return Identity(
             fingerprint=self.plan.fingerprint,
             resolved=resolved(self.pipeline),
-            inputs=tuple(file.identity for file in self.plan.files),
+            inputs=self.plan.inputs,
             tasks=tuple(Task(s.key, s.index, 0, s.rows) for s in self.plan.shards),
             samples=self.pipeline.samples,
             plan=json.loads(self.plan.to_json()),
@@ -84,3 +84,5 @@ class JobResult:
     already_complete: bool
     #: The document of `_job/metrics.json`; None when nothing was started.
     metrics: dict[str, Any] | None
+    #: Rows that were left out on purpose.
+    dropped: int = 0

@@ -6,7 +6,7 @@ Rates are taken from the first token's worker on: loading models is not generati
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -48,6 +48,8 @@ class Snapshot:
     elapsed_s: float
     #: Seconds that are left by the tokens that are left; None before anything is known.
     eta_s: float | None
+    #: Those of the committed that were left out on purpose.
+    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -100,6 +102,7 @@ class Meter:
         # Kept beside the workers' own numbers: adding those up for each report takes too long.
         self._total = EngineMetrics()
         self._units = self._unit_tokens = self._unit_tokens_squared = 0
+        self._checked: Counter[tuple[str, bool]] = Counter()
         self.started_unix = time.time()
 
     def started(self, worker: int, info: WorkerInfo) -> None:
@@ -129,6 +132,7 @@ class Meter:
         totals.pump_s += report.seconds
         totals.slots = report.slots
         totals.notices += report.notices
+        self._checked.update(dict(report.checked))
         self._sample()
 
     def _sample(self) -> None:
@@ -173,7 +177,7 @@ class Meter:
     def snapshot(self, tally: Tally) -> Snapshot:
         """Return how far the job is."""
         total = self.total()
-        committed = tally.rows + tally.errors
+        committed = tally.rows + tally.errors + tally.dropped
         # A lost shard is generated again, so more may be generated than was asked for.
         completed = min(self._earlier + self._units, tally.units)
         return Snapshot(
@@ -191,6 +195,7 @@ class Meter:
             occupancy=total.occupancy,
             elapsed_s=self._clock() - self._begun,
             eta_s=self._eta(tally.units - max(completed, committed)),
+            dropped=tally.dropped,
         )
 
     def _eta(self, units_left: int) -> float | None:
@@ -219,6 +224,8 @@ class Meter:
             "units": tally.units,
             "rows": tally.rows,
             "quarantined": tally.errors,
+            "dropped": tally.dropped,
+            "validators": _validators(self._checked),
             "tasks": tally.tasks,
             "tasks_done": tally.done,
             "hedges": tally.hedges,
@@ -233,6 +240,12 @@ class Meter:
             "workers": [_worker_document(n, item) for n, item in self._workers.items()],
             "series": [asdict(point) for point in self._series],
         }
+
+
+def _validators(checked: Counter[tuple[str, bool]]) -> dict[str, dict[str, int]]:
+    """Return of each validator how many texts it passed and how many it refused."""
+    names = dict.fromkeys(name for name, _ in checked)
+    return {name: {"passed": checked[name, True], "failed": checked[name, False]} for name in names}
 
 
 def _engine_document(total: EngineMetrics) -> dict[str, Any]:

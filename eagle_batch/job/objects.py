@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle_batch.errors import LedgerError
+from eagle_batch.errors import DROPS, LedgerError
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Lease, Task
 
@@ -52,7 +52,7 @@ def sha256(data: bytes) -> str:
 
 
 #: Fields of the metadata that are whole numbers.
-NUMBERS = ("rows", "errors", "tokens", "errors_bytes")
+NUMBERS = ("rows", "errors", "tokens", "errors_bytes", "dropped")
 
 
 class TornObjectError(LedgerError):
@@ -75,6 +75,8 @@ class Footer:
     errors_bytes: int = 0
     #: Parts of a closed task.
     parts: tuple[Task, ...] = ()
+    #: Those of `errors` that were left out on purpose.
+    dropped: int = 0
 
     def to_metadata(self) -> dict[str, str]:
         """Return the keys and values that go into the Parquet metadata."""
@@ -159,6 +161,7 @@ class Objects:
         footer = Footer(
             self._fingerprint, key, rows.num_rows, errors.num_rows, lease.id, VERSION, tokens
         )
+        footer = replace(footer, dropped=_dropped(errors))
         listed = encode(errors, footer, self._compression)
         footer = replace(
             footer, errors_sha256=sha256(listed), errors_bytes=len(listed), parts=parts
@@ -233,4 +236,9 @@ def _commit(footer: Footer, data: bytes) -> Commit:
         errors_sha256=footer.errors_sha256,
         tokens=footer.tokens,
         parts=footer.parts,
+        dropped=footer.dropped,
     )
+
+
+def _dropped(errors: pa.Table) -> int:
+    return sum(reason in DROPS for reason in errors.column("reason").to_pylist())

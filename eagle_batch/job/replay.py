@@ -18,7 +18,8 @@ from eagle_batch.data.describe import prepare
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.prompts import Prompter
 from eagle_batch.data.rows import RowReader
-from eagle_batch.errors import ConfigError, LedgerError
+from eagle_batch.errors import DROPS, ConfigError, LedgerError
+from eagle_batch.job.layers import made_layer
 from eagle_batch.job.ledger import Identity, latest, read_identity, read_records
 from eagle_batch.job.objects import DATA, ERRORS, data_key, decode, errors_key
 from eagle_batch.job.store import LocalStore, Store, open_store
@@ -36,7 +37,8 @@ def replay(pipeline: Pipeline) -> Pipeline | None:
     Raises LedgerError when the output of the pipeline is not complete, ConfigError when its input
     is not what it was.
     """
-    old = open_store(pipeline.output.path)
+    whole = open_store(pipeline.output.path)
+    old = made_layer(whole, layers=pipeline.deduplicate is not None)
     new = open_store(pipeline.output.path.rstrip("/") + SUFFIX)
     identity = read_identity(old)
     failed = {task: _failed_ids(old, task) for task in _with_errors(old, identity)}
@@ -62,18 +64,19 @@ def _with_errors(store: Store, identity: Identity) -> list[Task]:
                 "--only-errors first"
             )
         tasks += records[task.key].parts
-    return [task for task in tasks if records[task.key].errors]
+    return [task for task in tasks if records[task.key].quarantined]
 
 
 def _failed_ids(store: Store, task: Task) -> frozenset[str]:
     data = store.get(errors_key(task.key))
     if data is None:
         raise LedgerError(f"{store.name}: {errors_key(task.key)} is gone; `eagle-batch verify` it")
-    return frozenset(decode(errors_key(task.key), data)[0].column("id").to_pylist())
+    rows = decode(errors_key(task.key), data)[0].select(["id", "reason"]).to_pylist()
+    return frozenset(row["id"] for row in rows if row["reason"] not in DROPS)
 
 
 def _same_input(store: Store, identity: Identity, plan: Plan) -> None:
-    if identity.inputs != tuple(file.identity for file in plan.files):
+    if identity.inputs != plan.inputs:
         raise ConfigError(
             f"input.path: the input is not the one of {store.name}; its quarantined rows "
             f"({ERRORS}/*.parquet, column row) can be submitted as an input of their own"

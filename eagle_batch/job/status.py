@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_batch.job.layers import finished_layer, has_layers, made_layer
 from eagle_batch.job.ledger import METRICS, latest, read_identity, read_records
 from eagle_batch.job.lock import is_alive, read_holder
 from eagle_batch.job.objects import DATA, data_key
@@ -25,6 +26,8 @@ class JobStatus:
     units: int
     rows: int
     quarantined: int
+    #: Those that were left out on purpose.
+    dropped: int
     #: Shards, parts of split ones included; objects that wait for a record count as done.
     tasks: int
     tasks_done: int
@@ -47,8 +50,10 @@ def read_status(output: str, now: float | None = None) -> JobStatus:
     now = time.time() if now is None else now
     store = open_store(output)
     identity = read_identity(store)
+    layers = has_layers(identity.resolved)
     commits = latest(read_records(store))
-    objects = store.list(DATA)
+    finished = latest(read_records(finished_layer(store))) if layers else commits
+    objects = made_layer(store, layers=layers).list(DATA)
     tasks = list(identity.tasks)
     for commit in commits.values():
         tasks += commit.parts
@@ -57,16 +62,20 @@ def read_status(output: str, now: float | None = None) -> JobStatus:
     alive = holder is not None and is_alive(holder, now)
     stored = store.get(METRICS)
     metrics = None if stored is None else json.loads(stored)
+    whole = done == len(tasks) and (not layers or len(finished) == len(tasks))
     # Records go out in batches; while a driver runs, its metrics know more.
-    newest = metrics if alive and metrics is not None else {"rows": 0, "quarantined": 0}
-    state = "running" if alive else "complete" if done == len(tasks) else "stopped"
+    newest = metrics if alive and metrics is not None else {}
+    counted = list((finished or commits).values())
     return JobStatus(
         output=store.name,
         name=str(identity.resolved.get("name", "")),
-        state=state,
+        state="running" if alive else "complete" if whole else "stopped",
         units=identity.units,
-        rows=max(newest["rows"], sum(commit.rows for commit in commits.values())),
-        quarantined=max(newest["quarantined"], sum(commit.errors for commit in commits.values())),
+        rows=max(newest.get("rows", 0), sum(commit.rows for commit in counted)),
+        quarantined=max(
+            newest.get("quarantined", 0), sum(commit.quarantined for commit in counted)
+        ),
+        dropped=max(newest.get("dropped", 0), sum(commit.dropped for commit in counted)),
         tasks=len(tasks),
         tasks_done=done,
         host=holder.host if holder is not None and alive else None,

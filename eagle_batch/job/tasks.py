@@ -75,6 +75,13 @@ class Commit:
     tokens: int = 0
     #: Parts of a task that was closed with a zero-row object to be split.
     parts: tuple[Task, ...] = ()
+    #: Those of `errors` that were left out on purpose.
+    dropped: int = 0
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that are errors."""
+        return self.errors - self.dropped
 
     @property
     def units(self) -> int:

@@ -19,6 +19,7 @@ COUNTERS = {
     "prompt_tokens_total": "Tokens of prompts.",
     "rows_total": "Rows x samples that were generated or quarantined.",
     "quarantined_rows_total": "Rows x samples that were committed as quarantined.",
+    "dropped_rows_total": "Rows x samples that were committed as left out on purpose.",
     "shards_total": "Shards that were committed.",
     "failed_shards_total": "Shards that could not be made.",
     "target_passes_total": "Verification passes of the target.",
@@ -72,7 +73,9 @@ def amounts(report: PumpReport) -> Iterator[tuple[str, str, float]]:
     yield "tokens_total", "", metrics.completion_tokens
     yield "prompt_tokens_total", "", metrics.prompt_tokens
     yield "rows_total", "", report.units
-    yield "quarantined_rows_total", "", sum(commit.errors for _, commit in report.committed)
+    commits = [commit for _, commit in report.committed]
+    yield "quarantined_rows_total", "", sum(commit.quarantined for commit in commits)
+    yield "dropped_rows_total", "", sum(commit.dropped for commit in commits)
     yield "shards_total", "", len(report.committed)
     yield "failed_shards_total", "", len(report.failed)
     yield "target_passes_total", "", metrics.target_passes

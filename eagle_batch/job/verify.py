@@ -11,7 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from eagle_batch.errors import DataError, LedgerError
+from eagle_batch.errors import DROPS, DataError, LedgerError
+from eagle_batch.job.finish import sift
+from eagle_batch.job.layers import RAW, finished_layer, has_layers, made_layer
 from eagle_batch.job.ledger import PLAN, Identity, latest, read_identity, read_records, some
 from eagle_batch.job.objects import (
     DATA,
@@ -27,6 +29,7 @@ from eagle_batch.job.objects import (
 from eagle_batch.job.row_ids import InputIds, Row, SeenRows, input_ids
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Task
+from eagle_batch.pipeline import Deduplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,18 @@ class VerifyReport:
     not_compared: str = ""
     #: What became of rows of the input that are in no shard; empty where all are in one.
     account: str = ""
+    #: Rows in the error table that were left out on purpose; not among the quarantined.
+    dropped: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether as many rows are accounted for as went in."""
+        return self.rows_in == self.rows_out + self.quarantined + self.dropped
 
     @property
     def ok(self) -> bool:
         """Whether every row that went in is in the output, once, or in the error table, once."""
-        return not self.findings and self.rows_in == self.rows_out + self.quarantined
+        return not self.findings and self.balanced
 
 
 def verify(output: str | Store) -> VerifyReport:
@@ -73,6 +83,16 @@ def verify(output: str | Store) -> VerifyReport:
     """
     store = open_store(output) if isinstance(output, str) else output
     identity = read_identity(store)
+    layers = has_layers(identity.resolved)
+    report = _verify_layer(made_layer(store, layers=layers), identity)
+    if not layers:
+        return report
+    final = _verify_layer(finished_layer(store), identity)
+    findings = (*_named(RAW, report.findings), *final.findings, *_sifted_otherwise(store, identity))
+    return replace(final, findings=findings, objects=report.objects + final.objects)
+
+
+def _verify_layer(store: Store, identity: Identity) -> VerifyReport:
     try:
         rows = input_ids(identity)
         problems = rows.selection_problems(identity.resolved["input"]["limit"])
@@ -87,6 +107,31 @@ def verify(output: str | Store) -> VerifyReport:
         return replace(report, not_compared=str(error))
 
 
+def _named(layer: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (replace(each, where=f"{layer}/{each.where}") for each in findings)
+
+
+def _sifted_otherwise(store: Store, identity: Identity) -> Iterator[Finding]:
+    """Take out the duplicates once more, and tell which shards hold something else."""
+    section = Deduplicate.model_validate(identity.resolved["deduplicate"])
+    made = made_layer(store, layers=True)
+    try:
+        for shard in sift(made, identity.tasks, section):
+            key = data_key(shard.task.key)
+            stored = store.get(key)
+            if stored is not None and not _same_rows(key, stored, shard.rows):
+                yield Finding("mismatch", key, "holds other rows than are left without duplicates")
+    except LedgerError:
+        return  # The layer that was made is not whole, which is a finding already.
+
+
+def _same_rows(key: str, stored: bytes, rows: pa.Table) -> bool:
+    try:
+        return bool(decode(key, stored)[0].replace_schema_metadata(None).equals(rows))
+    except LedgerError:
+        return True  # Damaged, which is a finding already.
+
+
 @dataclass(slots=True)
 class _Verifier:
     store: Store
@@ -97,6 +142,7 @@ class _Verifier:
     seen: SeenRows = field(default_factory=SeenRows)
     rows: int = 0
     errors: int = 0
+    dropped: int = 0
     tokens: int = 0
     objects: int = 0
     schema: pa.Schema | None = None
@@ -114,7 +160,8 @@ class _Verifier:
             output=self.store.name,
             rows_in=self.identity.units,
             rows_out=self.rows,
-            quarantined=self.errors,
+            quarantined=self.errors - self.dropped,
+            dropped=self.dropped,
             objects=self.objects,
             tokens=self.tokens,
             findings=tuple(self.findings),
@@ -213,6 +260,7 @@ class _Verifier:
             ("attempt", record.attempt, footer.attempt),
             ("rows", record.rows, footer.rows),
             ("errors", record.errors, footer.errors),
+            ("dropped", record.dropped, footer.dropped),
             ("tokens", record.tokens, footer.tokens),
             ("parts", record.parts, footer.parts),
             ("data_bytes", record.data_bytes, data.size),
@@ -227,6 +275,8 @@ class _Verifier:
     def _take_rows(self, task: Task, data: _Object, errors: _Object) -> None:
         self.rows += data.table.num_rows
         self.errors += errors.table.num_rows
+        if "reason" in errors.table.column_names:
+            self.dropped += sum(each in DROPS for each in errors.table["reason"].to_pylist())
         self.tokens += data.footer.tokens
         if not all({"id", "sample"} <= set(item.table.schema.names) for item in (data, errors)):
             self._find("mismatch", data.key, "it or its errors object has no id and sample")

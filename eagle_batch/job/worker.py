@@ -19,6 +19,7 @@ from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams
 from eagle_batch.errors import ConfigError, LedgerError, RequestError, StoreError
 from eagle_batch.job.elastic import ElasticEngine
+from eagle_batch.job.layers import made_layer
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
@@ -53,7 +54,9 @@ class Worker:
         self._graph = Graph(pipeline, self._prompter)
         self._engine = ElasticEngine(spec.build, engine_spec(spec))
         self._objects = Objects(
-            store or open_store(pipeline.output.path),
+            made_layer(
+                store or open_store(pipeline.output.path), layers=pipeline.deduplicate is not None
+            ),
             plan.fingerprint,
             pipeline.output.compression,
             pipeline.samples,

@@ -22,11 +22,14 @@ from eagle_batch.pipeline.whole import (
     load_pipeline,
     parse_pipeline,
 )
+from eagle_batch.pipeline.whole_set import Decontaminate, Deduplicate
 
 __all__ = [
     "OUTPUT_COLUMNS",
     "ROW_VARIABLE",
     "TURN_VARIABLE",
+    "Decontaminate",
+    "Deduplicate",
     "EngineOptions",
     "Input",
     "InputIdentity",

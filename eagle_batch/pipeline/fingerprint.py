@@ -24,6 +24,8 @@ _FREE_KEYS = frozenset(
         ("output", "path"),
         ("output", "compression"),
         ("limits",),
+        # The files' identities stand for them.
+        ("decontaminate", "against"),
     }
 )
 

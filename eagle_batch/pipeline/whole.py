@@ -25,6 +25,7 @@ from eagle_batch.pipeline.source import Input
 from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.strict_yaml import read_yaml
 from eagle_batch.pipeline.vllm import own_rules, vllm_rules
+from eagle_batch.pipeline.whole_set import Decontaminate, Deduplicate
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
 OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
@@ -54,6 +55,12 @@ class Pipeline(Section):
         description="Generations over each row, in order; a later stage sees the earlier texts."
     )
     samples: int = Field(default=1, ge=1, le=100_000, description="Output rows for each input row.")
+    deduplicate: Deduplicate | None = Field(
+        default=None, description="Leave out rows that say the same as an earlier one."
+    )
+    decontaminate: Decontaminate | None = Field(
+        default=None, description="Leave out rows that share a run of words with given texts."
+    )
     engine: EngineOptions = Field(default=EngineOptions(), description="Size of one engine.")
     workers: Workers = Field(default=Workers(), description="Number and size of the workers.")
     output: Output = Field(description="Where the results go.")
@@ -77,7 +84,27 @@ class Pipeline(Section):
             rules += vllm_rules(self.engine, self.workers, self.speculation, samplings)
         else:
             rules += own_rules(self.workers)
-        return rules
+        return rules + self._whole_set_rules(names)
+
+
+    def _whole_set_rules(self, names: list[str]) -> list[tuple[bool, Rule]]:
+        looked_at = self.decontaminate.on if self.decontaminate is not None else ()
+        kinds = {stage.name: stage.keep for stage in self.stages}
+        unknown = [name for name in looked_at if name not in names]
+        on = self.deduplicate.on if self.deduplicate is not None else ""
+        return [
+            (
+                bool(unknown),
+                (
+                    ("decontaminate.on",),
+                    f"found {', '.join(unknown)}; expected stages: {', '.join(names)}",
+                ),
+            ),
+            (
+                kinds.get(on) == "all",
+                (("deduplicate.on",), f"found {on!r}, a list of texts; expected one text a row"),
+            ),
+        ]
 
 
 def _stage_name_rules(names: list[str], index: int, name: str) -> list[tuple[bool, Rule]]:
@@ -129,8 +156,15 @@ def settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
                 "draft": None if draft is None else locate_model(draft, folder),
             }
         ),
+        "decontaminate": _settled(pipeline.decontaminate, folder),
         "output": pipeline.output.model_copy(
             update={"path": locate(pipeline.output.path, Path.cwd())}
         ),
     }
     return pipeline.model_copy(update=changes)
+
+
+def _settled(section: Decontaminate | None, folder: Path) -> Decontaminate | None:
+    if section is None:
+        return None
+    return section.model_copy(update={"against": tuple(locate(p, folder) for p in section.against)})

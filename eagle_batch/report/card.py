@@ -117,6 +117,8 @@ def _making(facts: OutputFacts) -> str:
     revision = target["revision"] or "not named"
     rest = "" if facts.complete else " + the rest, not made yet"
     errors = f"{facts.quarantined:,} in `errors/`"
+    if facts.dropped:
+        errors += f" + {facts.dropped:,} left out on purpose, there too"
     head = "none" if speculation["head"] is None else f"`{_shown(speculation['head'])}`"
     values = (
         ("target", f"`{_shown(target['model'])}`, revision {revision}, {target['dtype']}"),

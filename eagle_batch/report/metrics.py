@@ -31,6 +31,10 @@ class JobMetrics:
     #: Share of the engines' time in prefill, draft, verify and host.
     time_share: dict[str, float]
     workers: int
+    #: Rows that were left out on purpose.
+    dropped: int = 0
+    #: Of each validator: texts that it passed, and that it refused.
+    validators: tuple[tuple[str, int, int], ...] = ()
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> JobMetrics:
@@ -48,6 +52,11 @@ class JobMetrics:
             occupancy=engine["occupancy"],
             time_share=dict(engine["time_share"]),
             workers=len(document["workers"]),
+            dropped=document.get("dropped", 0),
+            validators=tuple(
+                (name, counts["passed"], counts["failed"])
+                for name, counts in document.get("validators", {}).items()
+            ),
         )
 
 
@@ -73,6 +82,10 @@ def _lines(metrics: JobMetrics) -> list[tuple[str, str]]:
         ("rows/s", f"{metrics.rows_per_s:,.2f}"),
         ("tokens a target pass", f"{metrics.acceptance_length:.2f}"),
     ]
+    if metrics.dropped:
+        lines.insert(2, ("dropped", f"{metrics.dropped:,}"))
+    for name, passed, failed in metrics.validators:
+        lines.append((f"{name} refused", f"{failed:,} of {passed + failed:,}"))
     if any(metrics.acceptance_at):
         rates = "  ".join(f"{rate:.0%}" for rate in metrics.acceptance_at)
         lines.append(("accepted at depth 1, 2, ...", rates))

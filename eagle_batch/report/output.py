@@ -27,6 +27,8 @@ PLAN = "_job/plan.json"
 METRICS = "_job/metrics.json"
 TIMELINE = "_job/timeline.json"
 COMMITS = "_job/commits"
+#: Records of the objects that are left when duplicates are taken out.
+FINISHED = "_job/finished"
 RUNS = "_job/runs"
 
 
@@ -59,6 +61,8 @@ class OutputFacts:
     units: int
     rows: int
     quarantined: int
+    #: Rows that were left out on purpose.
+    dropped: int
     #: Command, versions and settings of each run, oldest first.
     runs: tuple[dict[str, Any], ...]
     #: The document of `_job/metrics.json`; None before the first.
@@ -77,7 +81,7 @@ class OutputFacts:
     @property
     def complete(self) -> bool:
         """Whether every row came out or is quarantined, by the commit records."""
-        return self.rows + self.quarantined == self.units
+        return self.rows + self.quarantined + self.dropped == self.units
 
 
 def read_facts(store: Objects) -> OutputFacts:
@@ -87,7 +91,7 @@ def read_facts(store: Objects) -> OutputFacts:
         raise LedgerError(
             f"{store.name}: no {PIPELINE}; expected the output folder of `eagle-batch submit`"
         )
-    commits = _commits(store)
+    commits = _commits(store, FINISHED) or _commits(store, COMMITS)
     errors = sorted(key for key in store.list("errors") if key.endswith(".parquet"))
     timeline = _json(store, TIMELINE)
     return OutputFacts(
@@ -96,7 +100,8 @@ def read_facts(store: Objects) -> OutputFacts:
         pipeline=pipeline["pipeline"],
         units=sum(task["stop"] - task["start"] for task in plan["tasks"]) * plan["samples"],
         rows=sum(commit["rows"] for commit in commits.values()),
-        quarantined=sum(commit["errors"] for commit in commits.values()),
+        quarantined=sum(commit["errors"] - commit.get("dropped", 0) for commit in commits.values()),
+        dropped=sum(commit.get("dropped", 0) for commit in commits.values()),
         runs=tuple(_runs(store)),
         metrics=_json(store, METRICS),
         timeline=timeline["runs"][-1] if timeline and timeline["runs"] else None,
@@ -169,10 +174,10 @@ def _runs(store: Objects) -> Iterator[dict[str, Any]]:
             yield document
 
 
-def _commits(store: Objects) -> dict[str, dict[str, Any]]:
+def _commits(store: Objects, folder: str) -> dict[str, dict[str, Any]]:
     """Return the record that counts for each key: the last, unless it was retracted."""
     commits: dict[str, dict[str, Any]] = {}
-    for source in sorted(store.list(COMMITS)):
+    for source in sorted(store.list(folder)):
         for line in (store.get(source) or b"").splitlines():
             record = json.loads(line)
             if "retracted" in record:

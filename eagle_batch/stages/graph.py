@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eagle_batch.data.checks import StageChecks, check_stages
+from eagle_batch.data.contamination import Contamination
 from eagle_batch.data.prompts import Prompter
 from eagle_batch.data.templates import StageTemplate
 from eagle_batch.pipeline import TURN_VARIABLE, Pipeline, Stage
@@ -45,6 +46,9 @@ class Graph:
         self.prompter = prompter
         self.names = tuple(stage.name for stage in pipeline.stages)
         self.steps = _steps(pipeline, prompter)
+        section = pipeline.decontaminate
+        self.looked_at = section.on if section is not None else ()
+        self.contamination = Contamination(section) if section is not None else None
 
     def seen(
         self, step: Step, columns: Mapping[str, object], texts: Mapping[str, object], turn: int

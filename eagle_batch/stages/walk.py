@@ -70,6 +70,18 @@ class Walk:
                 # A turn that leaves a stage out leaves the text of the turn before.
                 self.texts.setdefault(step.stage.name, None)
             self.stage = self._next(step)
+        self._decontaminate()
+
+    def _decontaminate(self) -> None:
+        known = self.graph.contamination
+        for name in self.graph.looked_at if known is not None else ():
+            self.stage = self.graph.names.index(name)
+            texts = self.texts[name]
+            for text in [texts] if isinstance(texts, str) else texts or ():
+                run = known.find(text) if known is not None else None
+                if run is not None:
+                    line = f"{name} holds words of decontaminate.against: {run!r}"
+                    raise RequestError(Reason.CONTAMINATED, line)
 
     def noise(self, call: Call) -> int:
         """Return the address of a call's noise."""

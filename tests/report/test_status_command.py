@@ -24,6 +24,7 @@ RUNNING = JobStatus(
     units=100,
     rows=38,
     quarantined=2,
+    dropped=0,
     tasks=10,
     tasks_done=4,
     host="here",
