@@ -36,11 +36,11 @@ def duplicate_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
         needs = "minhash needs rensa; install it with: pip install 'eagle-batch[quality]'"
         return [f"deduplicate.method: {needs}"]
     schema = output_schema(pipeline, source)
-    kind = schema.field(section.on).type if section.on in schema.names else None
+    kind = schema.field(section.column).type if section.column in schema.names else None
     if kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return []
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     texts = [name for name in texts if name not in OUTPUT_COLUMNS]
     found = "which is no column" if kind is None else f"a column of {kind}"
-    line = f"deduplicate.on: found {section.on!r}, {found}; {suggestion(section.on, texts)}"
+    line = f"deduplicate.column: found {section.column!r}, {found}; {suggestion(section.column, texts)}"
     return [f"{line}expected one of {', '.join(texts)}"]

@@ -19,8 +19,9 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-#: Turns of loops and calls of macros and methods in one rendering.
-MOST_STEPS = 1_000_000
+#: Turns of loops in one rendering, and calls of macros and methods, which count more.
+MOST_STEPS = 500_000
+CALL_STEPS = 10
 #: Characters of one rendering, and of any text within it.
 MOST_CHARACTERS = 10_000_000
 #: Bits of a whole number that a template computes.
@@ -110,9 +111,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._steps = 0
         return expression(context)
 
-    def step(self) -> None:
-        """Count one turn of a loop or one call."""
-        self._steps += 1
+    def step(self, steps: int = 1) -> None:
+        """Count a turn of a loop, or a call."""
+        self._steps += steps
         if self._steps > MOST_STEPS:
             raise SecurityError(f"the template took more than {MOST_STEPS:,} steps")
 
@@ -121,7 +122,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Count a call, and refuse one that makes a text as long as a large number says."""
-        __self.step()
+        __self.step(CALL_STEPS)
         if isinstance(owner := getattr(__obj, "__self__", None), str):
             if __obj.__name__.startswith("format"):
                 _refuse_width(owner)

@@ -54,7 +54,7 @@ def finish(
     known = latest(read_records(final))
     listed = final.list(DATA)
     if not known or any(data_key(key) not in listed for key in known):
-        watcher.say(f"taking out duplicates of {section.on}")
+        watcher.say(f"taking out duplicates of {section.column}")
         known = _write(job, ledger, final, section, listed)
     return _counted(final, result, tuple(known.values()))
 
@@ -98,11 +98,11 @@ def _judge(
     names = zip(rows["id"].to_pylist(), rows["sample"].to_pylist(), strict=True)
     mask: list[bool] = []
     dropped: list[ErrorRow] = []
-    for place, (name, text) in enumerate(zip(names, rows[section.on].to_pylist(), strict=True)):
+    for place, (name, text) in enumerate(zip(names, rows[section.column].to_pylist(), strict=True)):
         number = None if text is None else duplicates.add(text)
         mask.append(number is None)
         if number is not None:
-            dropped.append(_error(rows, place, section.on, name, kept[number]))
+            dropped.append(_error(rows, place, section.column, name, kept[number]))
         elif text is not None:
             kept.append(name)
     return pa.array(mask, pa.bool_()), dropped

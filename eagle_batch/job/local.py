@@ -17,6 +17,7 @@ import pyarrow as pa
 from eagle_batch.data.plan import Plan
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import EagleBatchError, StoppedError
+from eagle_batch.job.layers import made_layer
 from eagle_batch.job.objects import data_key, decode, errors_key
 from eagle_batch.job.reports import PumpReport
 from eagle_batch.job.spec import EngineFactory, EngineLike, Tokenizer, WorkerSpec
@@ -115,8 +116,9 @@ class LocalWorker:
             )
             worker = Worker(spec, store)
             speed = _pump(worker, tasks, pipeline.samples)
-            rows = [_table(store, data_key(task.key)) for task in tasks]
-            errors = [_table(store, errors_key(task.key)) for task in tasks]
+            made = made_layer(store, layers=pipeline.deduplicate is not None)
+            rows = [_table(made, data_key(task.key)) for task in tasks]
+            errors = [_table(made, errors_key(task.key)) for task in tasks]
         return Made(
             pa.concat_tables(rows), pa.concat_tables(errors), speed.metrics, speed.rate, speed.full
         )

@@ -88,21 +88,24 @@ class Pipeline(Section):
 
 
     def _whole_set_rules(self, names: list[str]) -> list[tuple[bool, Rule]]:
-        looked_at = self.decontaminate.on if self.decontaminate is not None else ()
+        looked_at = self.decontaminate.stages if self.decontaminate is not None else ()
         kinds = {stage.name: stage.keep for stage in self.stages}
         unknown = [name for name in looked_at if name not in names]
-        on = self.deduplicate.on if self.deduplicate is not None else ""
+        on = self.deduplicate.column if self.deduplicate is not None else ""
         return [
             (
                 bool(unknown),
                 (
-                    ("decontaminate.on",),
+                    ("decontaminate.stages",),
                     f"found {', '.join(unknown)}; expected stages: {', '.join(names)}",
                 ),
             ),
             (
                 kinds.get(on) == "all",
-                (("deduplicate.on",), f"found {on!r}, a list of texts; expected one text a row"),
+                (
+                    ("deduplicate.column",),
+                    f"found {on!r}, a list of texts; expected one text a row",
+                ),
             ),
         ]
 

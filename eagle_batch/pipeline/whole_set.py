@@ -16,7 +16,7 @@ Names = Annotated[
 class Deduplicate(Section):
     """Rows that say the same as an earlier one are left out, over the whole job."""
 
-    on: str = Field(min_length=1, description="Stage or text column that is compared.")
+    column: str = Field(min_length=1, description="Stage or text column that is compared.")
     method: Literal["exact", "minhash"] = Field(
         default="exact",
         description="exact compares the texts; minhash estimates how many runs of five words they "
@@ -33,7 +33,7 @@ class Deduplicate(Section):
 class Decontaminate(Section):
     """Rows that share a run of words with given texts are left out."""
 
-    on: Annotated[Names, BeforeValidator(as_list)] = Field(
+    stages: Annotated[Names, BeforeValidator(as_list)] = Field(
         description="Stage whose text is looked at, or a list of stages."
     )
     against: Annotated[Names, BeforeValidator(as_list)] = Field(

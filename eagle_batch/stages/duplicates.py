@@ -82,7 +82,7 @@ def bands(alike: float) -> int:
     With b bands of r numbers, a pair of similarity s is found with probability 1 - (1 - s^r)^b,
     whose steep part lies at (1/b)^(1/r).
     """
-    choices = [2**n for n in range(SIGNATURE.bit_length())]
+    choices: list[int] = [2**n for n in range(SIGNATURE.bit_length())]
     return next(b for b in choices if (1 / b) ** (b / SIGNATURE) <= alike or b == SIGNATURE)
 
 

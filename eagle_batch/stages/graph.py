@@ -47,7 +47,7 @@ class Graph:
         self.names = tuple(stage.name for stage in pipeline.stages)
         self.steps = _steps(pipeline, prompter)
         section = pipeline.decontaminate
-        self.looked_at = section.on if section is not None else ()
+        self.looked_at = section.stages if section is not None else ()
         self.contamination = Contamination(section) if section is not None else None
 
     def seen(

@@ -75,5 +75,6 @@ def test_json_lines_end_with_the_result(tmp_path: Path) -> None:
         "units": 4,
         "rows": 4,
         "quarantined": 0,
+        "dropped": 0,
         "already_complete": False,
     }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from eagle_batch.data.contamination import Contamination
 from eagle_batch.data.words import words
 from eagle_batch.errors import ConfigError
-from eagle_batch.job.driver import JobResult
+from eagle_batch.job.job import JobResult
 from eagle_batch.job.replay import replay
 from eagle_batch.job.status import read_status
 from eagle_batch.job.store import LocalStore
@@ -34,7 +34,7 @@ LAST = [8, 9, 10]
 
 
 def write(folder: Path, topics: list[str] = TOPICS, **fields: Any) -> Path:
-    fields = {"deduplicate": {"on": "topic"}, "samples": 1} | fields
+    fields = {"deduplicate": {"column": "topic"}, "samples": 1} | fields
     return write_job(folder, topics, stages=[stage("one")], **fields)
 
 
@@ -203,11 +203,11 @@ def test_rows_dropped_by_a_validator_do_not_stop_the_job(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        ({"on": "topc"}, "did you mean 'topic'?"),
-        ({"on": "n"}, "a column of int64"),
-        ({"on": "generation"}, "expected one of topic, one"),
-        ({"on": "topic", "method": "magic"}, "'exact' or 'minhash'"),
-        ({"on": "topic", "threshold": 2}, "at most 1"),
+        ({"column": "topc"}, "did you mean 'topic'?"),
+        ({"column": "n"}, "a column of int64"),
+        ({"column": "generation"}, "expected one of topic, one"),
+        ({"column": "topic", "method": "magic"}, "'exact' or 'minhash'"),
+        ({"column": "topic", "threshold": 2}, "at most 1"),
     ],
 )
 def test_a_column_that_cannot_be_compared_is_refused(
@@ -251,7 +251,7 @@ def test_alike_is_close_to_the_true_share_of_runs(changed: int, seed: int) -> No
 def test_near_duplicates_are_taken_out_of_a_job(tmp_path: Path) -> None:
     base = " ".join(f"word{n}" for n in range(120))
     topics = [base, "something else", base + " more", base.upper(), "something other"]
-    path = write(tmp_path, topics, deduplicate={"on": "topic", "method": "minhash"})
+    path = write(tmp_path, topics, deduplicate={"column": "topic", "method": "minhash"})
     run_in_process(load_job(path))
     assert kept(tmp_path) == ["row0", "row1", "row4"]
     assert verify(str(tmp_path / "out")).ok
@@ -273,7 +273,7 @@ TEST_TEXT = "How many apples does Ann have left when she gives two of her five t
 
 
 def section(path: Path, ngram: int = 5) -> Decontaminate:
-    values = {"on": "one", "against": [str(path)], "column": "question", "ngram": ngram}
+    values = {"stages": "one", "against": [str(path)], "column": "question", "ngram": ngram}
     return Decontaminate.model_validate(values)
 
 
@@ -322,7 +322,7 @@ def test_contaminated_rows_are_left_out_and_the_files_belong_to_the_job(tmp_path
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"on": "two"}, "decontaminate.on: found two; expected stages: one"),
+        ({"stages": "two"}, "decontaminate.stages: found two; expected stages: one"),
         ({"against": "gone.parquet"}, "decontaminate.against"),
         ({"column": "text"}, "has no column 'text'"),
         ({"ngram": 50}, "lower decontaminate.ngram"),
