@@ -42,5 +42,5 @@ def duplicate_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     texts = [name for name in texts if name not in OUTPUT_COLUMNS]
     found = "which is no column" if kind is None else f"a column of {kind}"
-    line = f"deduplicate.column: found {section.column!r}, {found}; {suggestion(section.column, texts)}"
-    return [f"{line}expected one of {', '.join(texts)}"]
+    hint = suggestion(section.column, texts) + f"expected one of {', '.join(texts)}"
+    return [f"deduplicate.column: found {section.column!r}, {found}; {hint}"]

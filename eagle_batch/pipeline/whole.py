@@ -86,7 +86,6 @@ class Pipeline(Section):
             rules += own_rules(self.workers)
         return rules + self._whole_set_rules(names)
 
-
     def _whole_set_rules(self, names: list[str]) -> list[tuple[bool, Rule]]:
         looked_at = self.decontaminate.stages if self.decontaminate is not None else ()
         kinds = {stage.name: stage.keep for stage in self.stages}
