@@ -31,8 +31,8 @@ from eagle_batch.pipeline import Pipeline, Workers, load_pipeline
 from tests.job.fake_engine import build_fake
 from tests.job.fake_job import Watch, load_job, write_job
 
-#: Seconds of one step of the engine of fixed latency.
-STEP_S = 0.25
+#: Seconds of one step of the engine of fixed latency: four seconds a shard.
+STEP_S = "0.25"
 ROWS_A_SHARD = 16
 
 
@@ -71,9 +71,9 @@ def seconds_of(actors: int, shards: int, folder: Path) -> float:
     return time.monotonic() - pools[0].begun
 
 
-def measure_actors(counts: list[int], shards: int) -> dict[int, float]:
+def measure_actors(counts: list[int], shards: int, step_s: str) -> dict[int, float]:
     """Return the efficiency by the number of actors, the first being the measure."""
-    os.environ["FAKE_STEP_S"] = str(STEP_S)
+    os.environ["FAKE_STEP_S"] = step_s
     found: dict[int, float] = {}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -151,12 +151,13 @@ def in_job(pipeline: Pipeline) -> float:
     return float(metrics["tokens_per_s"])
 
 
-def main(what: str, counts: str = "1,8,32", shards: str = "6") -> None:
+def main(what: str, counts: str = "1,8,32", shards: str = "6", step_s: str = STEP_S) -> None:
     if what == "job":
         found: dict[Any, float] = dict(measure_job())
         found["share"] = found["job"] / max(found["bare_before"], found["bare_after"])
     else:
-        found = dict(measure_actors([int(text) for text in counts.split(",")], int(shards)))
+        numbers = [int(text) for text in counts.split(",")]
+        found = dict(measure_actors(numbers, int(shards), step_s))
     print(json.dumps(found))
 
 
