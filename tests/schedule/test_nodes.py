@@ -29,7 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),
 ]
 
-TOPICS = [f"topic {'x' * (n % 5)}" for n in range(48)]
+TOPICS = [f"topic {'x' * (n % 5)}" for n in range(144)]
+SHARDS = len(TOPICS) // 4
 
 
 class Nodes:
@@ -164,10 +165,10 @@ def test_the_life_of_a_submission_on_nodes_that_die_are_taken_back_or_join(
     written = shards()
     nodes.order("drain 25")
     nodes.order("join")
-    assert api.follow(again.id, shown.append) == Ended(96, 0)
+    assert api.follow(again.id, shown.append) == Ended(2 * len(TOPICS), 0)
     assert shards() > written, "the drain came while it worked"
     text = "".join(shown)
-    assert f"resuming: {len(kept)} of 12 shards are committed" in text
+    assert f"resuming: {len(kept)} of {SHARDS} shards are committed" in text
     # A drained node has time to finish what it holds: nothing is lost with it.
     assert "was lost" not in text.partition("goes away in 2")[2]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -182,7 +183,7 @@ def assert_logged(folder: Path, submission: str) -> None:
     workers = read_lines(file for file in files if re.fullmatch(r"worker-.*\.err", file.name))
     drivers = read_lines(file for file in files if file.name.startswith("eagle-batch-driver-"))
     made = {line["shard"]: line for line in workers if line["message"] == "shard committed"}
-    assert sorted(made) == [f"part-{n:05d}" for n in range(12)]
+    assert sorted(made) == [f"part-{n:05d}" for n in range(SHARDS)]
     assert all({"job", "run", "worker", "attempt"} <= line.keys() for line in made.values())
     ends = [line["message"] for line in drivers if line["message"].startswith("run ended")]
     assert ends == ["run ended: interrupted", "run ended: complete"]
@@ -203,6 +204,6 @@ def test_shards_are_given_back_before_a_node_s_time_is_over(nodes: Nodes, tmp_pa
     nodes.order("drain 11")
     nodes.order("join")
     shown: list[str] = []
-    assert api.follow(submission.id, shown.append) == Ended(96, 0)
+    assert api.follow(submission.id, shown.append) == Ended(2 * len(TOPICS), 0)
     assert "its node is drained and its time is over" in "".join(shown)
     assert_whole(tmp_path / "p" / "out")
