@@ -45,6 +45,11 @@ def fake_text(prompt: bytes, noise_key: int, tokens: int) -> str:
     return hashlib.sha256(seed).hexdigest()[: 4 * tokens]
 
 
+def fake_logprobs(text: str) -> tuple[float, ...]:
+    """The log-probabilities of its tokens, four characters each."""
+    return tuple(-int(text[n : n + 4], 16) / 65536 for n in range(0, len(text), 4))
+
+
 class FakeEngine:
     """Rows take as many steps as their prompt's length says, so that they end out of order."""
 
@@ -129,10 +134,12 @@ def _misbehave(prompt: str) -> None:
 def _complete(request: Request) -> Completion:
     tokens = min(4, request.params.max_tokens)
     prompt = bytes(request.prompt_ids)
+    text = fake_text(prompt.removeprefix(b"\x01"), request.noise_key, tokens)
     return Completion(
         request_id=request.id,
         token_ids=tuple(range(tokens)),
-        text=fake_text(prompt.removeprefix(b"\x01"), request.noise_key, tokens),
+        text=text,
+        logprobs=None if request.params.logprobs is None else fake_logprobs(text),
         finish_reason="overflow" if OVERFLOW in prompt.decode() else "length",
         prompt_tokens=len(prompt),
         target_passes=2,

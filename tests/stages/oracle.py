@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.job.fake_engine import fake_text
+from tests.job.fake_engine import fake_logprobs, fake_text
 
 
 class LostError(Exception):
@@ -126,6 +126,8 @@ class Reading:
                 return texts
             case "score":
                 return max(passed, key=lambda item: item[1])[0]  # type: ignore[arg-type, return-value]
+            case "best":
+                return max(texts, key=lambda text: sum(fake_logprobs(text)) / (len(text) / 4))
             case "vote":
                 votes = [re.findall(stage["vote"]["regex"], text) for text in texts]
                 counts = Counter(vote[-1] for vote in votes if vote)

@@ -103,6 +103,7 @@ GRAPHS: dict[str, list[dict[str, Any]]] = {
     ],
     "all": [stage("one", samples=3, keep="all"), stage("two", "{{ topic }}")],
     "vote": [stage("one", samples=5, keep="vote", vote={"regex": "[0-4]"})],
+    "best": [stage("one", samples=4, keep="best"), stage("two", "{{ one }}")],
     "score": [
         stage(
             "one",
