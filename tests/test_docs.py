@@ -35,7 +35,7 @@ def blocks(text: str, language: str) -> list[str]:
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
 def test_every_pipeline_file_is_valid(path: Path) -> None:
     pipeline = load_pipeline(path)
-    assert pipeline.name == path.stem
+    assert pipeline.name == path.stem.replace("_", "-")
 
 
 def test_the_readme_s_pipeline_is_valid(readme: str, tmp_path: Path) -> None:
