@@ -199,7 +199,7 @@ def read_lines(files: Iterable[Path]) -> list[dict[str, Any]]:
 def test_shards_are_given_back_before_a_node_s_time_is_over(nodes: Nodes, tmp_path: Path) -> None:
     """Two shards in the hands of a worker take longer than its node has."""
     api = Cluster(nodes.address)
-    small = {"output": {"rows_per_shard": 8}, "engine": {"slots": 2}}
+    small: dict[str, Any] = {"output": {"rows_per_shard": 8}, "engine": {"slots": 2}}
     submission, _ = submit(api, tmp_path, **small)
     nodes.order("drain 11")
     nodes.order("join")
