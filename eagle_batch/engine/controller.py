@@ -11,7 +11,7 @@ drafting does not pay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 #: Row-rounds after which the first estimate of a shape is trusted.
@@ -24,6 +24,11 @@ _GAIN_BLEND, _COST_BLEND = 0.01, 0.05
 _FIRST_COSTS = 4
 #: Rounds between two probes of a shape that is not in use, and rounds of a probe.
 _PROBE_EVERY, _PROBE_ROUNDS = 192, 3
+#: Highest chance that a drafted token is accepted, where nothing was drafted yet.
+_BEST_CHANCE = 0.9
+#: Plain passes above which the trial of a draft is dear, and the share of a measured ratio of
+#: passes that is certain.
+_DEAR, _LEAST_SHARE = 2.5, 0.95
 #: A shape whose estimate is below this share of the best is not probed again.
 _HOPELESS = 0.85
 
@@ -49,6 +54,9 @@ class Shape:
 
 PLAIN = Shape(0, 0, 0)
 
+
+#: How many passes over some tokens one over other tokens costs.
+PassRatio = Callable[[int, int], float]
 
 #: The accepted nodes of a row, from the root down: each node's order and rank (see `DraftTree`).
 Walk = Sequence[tuple[int, int]]
@@ -150,15 +158,17 @@ def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ..
 class Controller:
     """Keeps the estimates and names the next shape."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+    def __init__(self, shapes: Sequence[Shape], passes: PassRatio | None = None) -> None:
+        """Begin to learn.
+
+        passes: (tokens, reference tokens) -> how many passes of the target over the reference one
+        over the tokens costs, as a calibration has measured it.
+        """
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
-        #: The largest tree comes first: it tells of all that lie in it.
-        drafts = sorted(
-            (shape for shape in shapes if shape != PLAIN),
-            key=lambda s: (s.branch, -s.nodes, -s.depth, -s.width),
-        )
-        self._trials = [PLAIN, *drafts]
+        self._passes: PassRatio = passes or (lambda _tokens, _reference: 1.0)
+        #: Chance that the first token drafted by a chain, and any of those of a tree, is accepted.
+        self._first = {False: _Mean(_GAIN_BLEND), True: _Mean(_GAIN_BLEND)}
         self._gain = {shape: _Mean(_GAIN_BLEND) for shape in shapes}
         self._rounds = dict.fromkeys(shapes, 0)
         self._cost: dict[tuple[Shape, int], _Cost] = {}
@@ -171,7 +181,7 @@ class Controller:
 
     def choose(self, rows: int) -> Shape:
         """Return the shape of the next round for so many rows."""
-        open_shapes = self._open.setdefault(_bucket(rows), list(self._trials))
+        open_shapes = self._open.setdefault(_bucket(rows), self._trials(rows))
         while open_shapes:
             if self._on_trial(open_shapes[0], rows):
                 return open_shapes[0]
@@ -194,6 +204,12 @@ class Controller:
                 gain.add(1 + sum(map(len, walks)) / rows, rows)
             elif _lies_in(other, shape):
                 gain.add(1 + sum(would_accept(other, walk) for walk in walks) / rows, rows)
+        if shape.width:
+            hits = [bool(walk) for walk in walks]
+            self._first[shape.width > 1].add(sum(hits) / rows, rows)
+            if shape.width > 1:
+                chain_hits = [bool(walk) and walk[0][1] == 0 for walk in walks]
+                self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
             self._cost.setdefault((shape, _bucket(rows)), _Cost()).add(seconds)
@@ -227,21 +243,43 @@ class Controller:
             if other == shape or _lies_in(other, shape)
         )
 
+    def _trials(self, rows: int) -> list[Shape]:
+        """Return the order in which shapes are tried at so many rows.
+
+        The largest tree first, since it tells of all that lie in it; but where its tokens cost many
+        passes, the smallest draft first, since what it accepts tells whether more is worth a trial.
+        """
+        drafts = sorted(
+            (shape for shape in self._shapes if shape != PLAIN),
+            key=lambda s: (s.branch, -s.nodes, -s.depth, -s.width),
+        )
+        if drafts and self._pass_ratio(drafts[0], rows) > _DEAR:
+            drafts.sort(key=lambda s: (s.branch, s.nodes, s.depth, s.width))
+        return [PLAIN, *drafts]
+
     def _on_trial(self, shape: Shape, rows: int) -> bool:
         """Whether a shape is still being tried: too little is known, and it may yet be the best."""
         seen = self._gain[shape].weight
         if self._rounds[shape] >= _TRIAL_ROUNDS and (shape == PLAIN or seen >= _TRIAL_ROW_ROUNDS):
             return False
+        hoped = self._hoped(shape)
         # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
-        hoped = shape.depth + 1.0
-        if self._rounds[shape] >= _TRIAL_ROUNDS:
+        if seen >= _TRIAL_ROUNDS:
             hoped = min(hoped, self._expected(shape) + shape.depth / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
         best = max(e.rate for e in self.estimates(rows))
         return hoped >= best * seconds
 
+    def _hoped(self, shape: Shape) -> float:
+        """Return what a row may gain at the best, from how often a first token is accepted."""
+        first = self._first[shape.width > 1]
+        chance = _BEST_CHANCE
+        if first.weight >= _TRIAL_ROUNDS and shape.width and not shape.branch:
+            chance = min(chance, first.value + first.weight**-0.5)
+        return sum(chance**level for level in range(shape.depth + 1))
+
     def _least_seconds(self, shape: Shape, rows: int) -> float:
-        """Return what an untried shape costs at least: as much as any smaller one."""
+        """Return what an untried shape costs at least: as much as any smaller one, and its pass."""
         known = [
             e.seconds
             for e in self.estimates(rows)
@@ -250,7 +288,12 @@ class Controller:
             and e.shape.nodes <= shape.nodes
             and e.shape.branch <= shape.branch
         ]
-        return max(known, default=0.0)
+        plain = self._seconds(PLAIN, rows) or 0.0
+        return max([*known, _LEAST_SHARE * plain * self._pass_ratio(shape, rows)])
+
+    def _pass_ratio(self, shape: Shape, rows: int) -> float:
+        """Return how many plain passes the verification of a draft costs."""
+        return self._passes(rows * (1 + shape.nodes + shape.branch), rows)
 
     def _plan_probe(self, rows: int) -> None:
         """Now and then run a promising shape that is not in use: acceptance and costs drift."""
@@ -272,14 +315,27 @@ class Controller:
         known = self._cost.get((shape, bucket))
         if known is not None:
             return known.value
-        ratios = [
-            (abs(there - bucket), cost.value * here.value / reference.value)
+        inferred = [
+            (abs(there - bucket), cost.value * ratio)
             for (other, there), cost in self._cost.items()
             if other == shape
-            for (same, at), reference in self._cost.items()
-            if at == there and (here := self._cost.get((same, bucket))) is not None
+            for ratio in self._ratios(shape, bucket, there)
         ]
-        return min(ratios)[1] if ratios else None
+        return min(inferred)[1] if inferred else None
+
+    def _ratios(self, shape: Shape, bucket: int, there: int) -> Iterator[float]:
+        """Yield what a round at one number of rows costs in rounds at another.
+
+        As a shape that was measured at both, and then as the tokens of their passes.
+        """
+        rows, reference_rows = 1 << bucket, 1 << there
+        for same in self._shapes:
+            here, reference = self._cost.get((same, bucket)), self._cost.get((same, there))
+            if here is not None and reference is not None:
+                passes = self._pass_ratio(shape, rows) / self._pass_ratio(same, rows)
+                passes *= self._pass_ratio(same, reference_rows)
+                passes /= self._pass_ratio(shape, reference_rows)
+                yield here.value / reference.value * passes
 
 
 def _bucket(rows: int) -> int:

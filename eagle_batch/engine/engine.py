@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.adjust import Adjustments
+from eagle_batch.engine.calibration import measure_passes
 from eagle_batch.engine.clock import PhaseClock
 from eagle_batch.engine.controller import PLAIN, Controller, Shape, Walk, grid
 from eagle_batch.engine.counters import Counters
@@ -60,12 +61,11 @@ class Engine:
         self._fixed = PLAIN
         if drafter is not None:
             self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes, drafter.branch)
-        shapes = grid(*astuple(self._fixed))
-        self._controller = Controller(shapes) if auto and drafter is not None else None
         #: Whether the drafter takes in what is committed; not while plain decoding is sure to win.
         self._follows = drafter is not None
         nodes = self._fixed.nodes + self._fixed.branch
         self.cache = target.new_cache(slots, context + nodes + 2)
+        self._controller = self._calibrated() if auto and drafter is not None else None
         self._slots = Slots(slots, target.device)
         self._waiting: deque[Request] = deque()
         self._ids: set[str] = set()
@@ -77,6 +77,13 @@ class Engine:
         self._prefill = Prefill(
             target, drafter, self.cache, self._adjustments, self._eos_ids, prefill_chunk
         )
+
+    def _calibrated(self) -> Controller:
+        """Return a controller that knows what passes of the target cost, before any row is here."""
+        shapes = grid(*astuple(self._fixed))
+        most = max(1 + shape.nodes + shape.branch for shape in shapes) * self.cache.shape.slots
+        passes = measure_passes(self.target, self.cache, most)
+        return Controller(shapes, passes.ratio)
 
     @property
     def slots(self) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from eagle_batch.engine.controller import PLAIN, Controller, Shape, grid
+from eagle_batch.engine.controller import PLAIN, Controller, PassRatio, Shape, grid
 
 SHAPES = grid(4, 4, 12)
 Cost = Callable[[Shape, int], float]
@@ -62,10 +62,17 @@ def compute_bound(shape: Shape, rows: int) -> float:
     return 0.2 + 0.2 * rows * (1 + shape.nodes) + 0.05 * shape.depth * rows
 
 
-def simulate(cost: Cost, acceptance: float, rows: int, rounds: int, seed: int = 0) -> float:
+def simulate(
+    cost: Cost,
+    acceptance: float,
+    rows: int,
+    rounds: int,
+    seed: int = 0,
+    passes: PassRatio | None = None,
+) -> float:
     """Return tokens per second of the controller's choices over so many rounds."""
     rng = random.Random(seed)
-    controller = Controller(SHAPES)
+    controller = Controller(SHAPES, passes)
     tokens, seconds = 0.0, 0.0
     for _ in range(rounds):
         shape = controller.choose(rows)
@@ -95,6 +102,20 @@ def test_a_short_job_learns_from_one_trial_of_the_largest_tree(acceptance: float
     rate = simulate(memory_bound, acceptance, 1, 300)
     fixed = {shape: gain(shape, acceptance) / memory_bound(shape, 1) for shape in SHAPES}
     assert rate >= 0.9 * max(fixed.values())
+
+
+def calibrated(tokens: int, reference: int) -> float:
+    """The ratio of passes in the compute-bound world."""
+    return (0.2 + 0.2 * tokens) / (0.2 + 0.2 * reference)
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("rows", [8, 32])
+def test_a_short_job_on_a_full_batch_loses_nothing_to_trials(acceptance: float, rows: int) -> None:
+    """120 rounds: one batch of answers, on a device whose every token costs."""
+    rate = simulate(compute_bound, acceptance, rows, 120, passes=calibrated)
+    assert rate >= 0.95 * rows / compute_bound(PLAIN, rows)
+    assert rate > simulate(compute_bound, acceptance, rows, 120)
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.7])

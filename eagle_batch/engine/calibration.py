@@ -1,0 +1,91 @@
+"""What a pass of the target costs by the number of its tokens, measured before the first row.
+
+A round verifies rows * (1 + nodes) tokens. Whether so many cost little more than one (memory-bound:
+a single row on any device) or as much as their number (compute-bound: a large batch) decides which
+drafts are worth a trial at all; a trial of a hopeless one on a full batch would cost more than the
+controller could win back on a short job.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eagle_batch.models.cache import KeyValueCache, causal_visibility
+from eagle_batch.models.target import Target
+
+#: A size that takes longer than this is the last one that is measured.
+_PATIENCE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PassTable:
+    """Seconds of a pass by its tokens, in rising order of tokens; linear between and beyond."""
+
+    points: Sequence[tuple[int, float]]
+
+    def ratio(self, tokens: int, reference: int) -> float:
+        """Return how many passes over `reference` tokens one over `tokens` tokens costs."""
+        return self._seconds(tokens) / self._seconds(reference)
+
+    def _seconds(self, tokens: int) -> float:
+        sizes = [size for size, _ in self.points]
+        place = bisect_left(sizes, tokens)
+        if place == 0:
+            return self.points[0][1]
+        if place == len(sizes):
+            # Beyond what was measured every token costs, as it does where the device is full.
+            return self.points[-1][1] * tokens / sizes[-1]
+        (a, low), (b, high) = self.points[place - 1 : place + 1]
+        return low + (high - low) * (tokens - a) / (b - a)
+
+
+@torch.inference_mode()
+def measure_passes(target: Target, cache: KeyValueCache, most_tokens: int) -> PassTable:
+    """Time passes of 1, 4, 8, 16, ... tokens, up to `most_tokens` or until one takes long.
+
+    The cache must hold no rows: what stands in its slots is overwritten.
+    """
+    sizes = [1, *(4 << power for power in range(most_tokens.bit_length()))]
+    points: list[tuple[int, float]] = []
+    for size in sizes:
+        rows = min(size, cache.shape.slots)
+        tokens = -(-size // rows)
+        if tokens > cache.shape.capacity // 2:
+            break
+        seconds = min(_time_pass(target, cache, rows, tokens) for _ in range(3))
+        points.append((rows * tokens, seconds))
+        if size >= most_tokens or points[-1][1] > _PATIENCE_S:
+            break
+    # A larger pass is never cheaper: what says so is a disturbance.
+    return PassTable(
+        [
+            (size, max(seconds for _, seconds in points[: i + 1]))
+            for i, (size, _) in enumerate(points)
+        ]
+    )
+
+
+def _time_pass(target: Target, cache: KeyValueCache, rows: int, tokens: int) -> float:
+    device = target.device
+    place_BN = torch.arange(tokens, device=device).expand(rows, tokens)
+    base_B = torch.zeros(rows, dtype=torch.int64, device=device)
+    visible = causal_visibility(rows, tokens, device)
+    tokens_BN = place_BN % target.shape.vocab
+    _finish(device)
+    start = time.perf_counter()
+    step = cache.step(
+        0, place_BN, base_B, visible, place_BN, max(tokens, min(32, cache.shape.capacity))
+    )
+    target.logits(target.forward(tokens_BN, place_BN, step).hidden_BNH)
+    _finish(device)
+    return time.perf_counter() - start
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
