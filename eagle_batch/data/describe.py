@@ -182,7 +182,8 @@ def _first_prompt(pipeline: Pipeline, plan: Plan, prompter: Prompter) -> str:
     lean = pipeline.model_copy(update={"input": nothing_passed})
     rows = RowReader(lean, plan, prompter.stages[:1]).read(plan.shards[0], 0, 1)
     try:
-        return prompter.render(0, rows.values(0))
+        names = [stage.name for stage in pipeline.stages]
+        return prompter.render(0, prompter.stages[0].begins(rows.values(0), names))
     except RequestError as error:
         return f"(row {rows.ids[0]} has no prompt: {error.reason}: {error.message})"
 

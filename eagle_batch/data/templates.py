@@ -90,6 +90,13 @@ class StageTemplate:
             return {*columns, *stages[: self._last_seen + 1], TURN_VARIABLE}
         return {*columns, *stages[: self.index + text.after]}
 
+    def begins(self, columns: Mapping[str, object], stages: Sequence[str]) -> dict[str, object]:
+        """Return what the first stage sees of a row; in a loop, nothing was written before."""
+        if self._last_seen is None:
+            return dict(columns)
+        nothing = dict.fromkeys(stages[: self._last_seen + 1])
+        return {TURN_VARIABLE: 1, **columns, **nothing}
+
     def columns(self, columns: Sequence[str]) -> tuple[str, ...]:
         """Return the columns that the stage uses; all of them where that cannot be known."""
         if any(validator.python is not None for validator in self.stage.validators):

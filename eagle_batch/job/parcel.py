@@ -121,9 +121,15 @@ def _notes(pipeline: Pipeline) -> tuple[str, ...]:
         "speculation.head": pipeline.speculation.head,
         "speculation.draft": pipeline.speculation.draft,
         "output.path": pipeline.output.path,
+        **{f"decontaminate.against.{n}": path for n, path in enumerate(_against(pipeline))},
     }
     return tuple(
         f"{key}: {path} does not travel; it is taken for a folder that every node has"
         for key, path in places.items()
         if path is not None and not is_url(path) and not is_demo(path) and Path(path).is_absolute()
     )
+
+
+def _against(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the texts that rows are compared with; a parcel does not carry them."""
+    return () if pipeline.decontaminate is None else pipeline.decontaminate.against

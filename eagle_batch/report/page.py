@@ -91,6 +91,7 @@ def _tiles(facts: OutputFacts, price: float | None) -> list[Tile]:
     tiles = [
         Tile(f"{facts.rows:,}", f"rows out of {facts.units:,}"),
         Tile(f"{facts.quarantined:,}", "rows quarantined"),
+        *([Tile(f"{facts.dropped:,}", "rows left out on purpose")] if facts.dropped else []),
     ]
     if facts.metrics is None:
         return tiles

@@ -150,3 +150,12 @@ def test_planning_is_quick_and_loads_nothing_heavy(tmp_path: Path, format: str) 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["True"], done.stdout + done.stderr
+
+
+def test_the_first_prompt_of_a_loop_is_that_of_its_first_turn(tmp_path: Path) -> None:
+    prompt = "{{ turn }}: {{ answer or topic }}"
+    stages = [
+        {"name": "question", "prompt": prompt},
+        {"name": "answer", "prompt": "{{ question }}", "repeat": {"first": "question"}},
+    ]
+    assert describe(make_pipeline(tmp_path, {"stages": stages})).first_prompt == "1: topic 0"
