@@ -145,6 +145,13 @@ def _shares_over_time(axes: Axes, found: Sequence[Stretch]) -> None:
         axes.bar(begins, shares, widths, bottoms, align="edge", color=colour, edgecolor=colour)
         axes.plot([], [], color=colour, linewidth=6, label=shape_label(shape))
         bottoms += shares
+    rest = [
+        max(0.0, 1 - bottom) if s.passes else 0.0 for bottom, s in zip(bottoms, found, strict=True)
+    ]
+    if max(rest) > 0.001:
+        begins = [stretch.begin for stretch in found]
+        axes.bar(begins, rest, widths, bottoms, align="edge", color=RULE, edgecolor=RULE)
+        axes.plot([], [], color=RULE, linewidth=6, label="others")
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.set_ylabel("drafts")
@@ -167,6 +174,8 @@ def choices(rows: Sequence[tuple[str, dict[str, float]]], shapes: Sequence[str])
             text = shape_label(shape)
             axes.barh(labels, shares, 0.6, lefts, color=colour, linewidth=0, label=text)
             lefts += shares
+        if min(lefts) < 0.999:
+            axes.barh(labels, 1 - lefts, 0.6, lefts, color=RULE, linewidth=0, label="others")
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(FuncFormatter(_percent))

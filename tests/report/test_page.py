@@ -216,6 +216,16 @@ def test_the_drafts_that_were_chosen_are_shown_where_there_was_a_choice(tmp_path
     assert "5-8" in page.text
 
 
+def test_drafts_beyond_the_most_used_are_shown_together(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    few, many = [[[f"4 {n},1,{n}", 10] for n in range(1, last)] for last in (6, 10)]
+    for kinds, others in ((few, False), (many, True)):
+        document["engine"]["passes_by_rows"] = kinds
+        store.put_replace("_job/metrics.json", json.dumps(document).encode())
+        assert ("others" in Page(render_report(store)).words) == others
+
+
 def test_phases_and_switches_of_a_run_are_told(tmp_path: Path) -> None:
     store = finished(tmp_path, ["a", "b"])
     document = json.loads(store.get("_job/metrics.json") or b"")
