@@ -9,17 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from eagle_batch.data.templates import encodable
+from eagle_batch.data.conversations import encodable
 from eagle_batch.data.weights import fetch_hub, fetch_url
 from eagle_batch.errors import ConfigError, Reason, RequestError
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_url
+from eagle_batch.pipeline.problems import suggestion
 
 #: Special tokens that a template sees as variables.
 _TOKENS = (
@@ -33,6 +35,8 @@ _TOKENS = (
 )
 #: Stands for what a user says, to find where a template puts it.
 _MARK = "WhatTheUserSays"
+#: What a template is always told, and what nobody sets.
+_FIXED = {"messages", "add_generation_prompt", "continue_final_message"}
 _TOKENIZER_FILES = ("*.jinja", "*.json", "*.model", "*.txt", "additional_chat_templates/*")
 
 
@@ -51,7 +55,10 @@ class ChatTemplate:
         self.tokens = dict(tokens)
         self.source = source
         try:
-            self._template = _compile(text, now)
+            environment = _environment(now)
+            self._template = environment.from_string(text)
+            names = find_undeclared_variables(environment.parse(text))
+            self._variables = names - set(environment.globals)
         except TemplateError as error:
             raise ConfigError(f"{source}: the chat template is not valid: {error}") from error
 
@@ -73,13 +80,39 @@ class ChatTemplate:
         """Whether the prompt depends on today's date."""
         return "strftime_now" in self.text
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the prompt, up to where the assistant begins.
+    def option_problems(self, options: Mapping[str, object]) -> list[str]:
+        """Return one line for each option that the template would not look at."""
+        known = sorted(self._variables - {*_FIXED, *self.tokens})
+        return [
+            f"{name}: the chat template of {self.source} does not use it; "
+            f"{suggestion(name, known)}expected one of {', '.join(known) or 'none'}"
+            for name in options
+            if name not in known
+        ]
 
-        Tokenise it without adding special tokens: the template has written them. Raises
-        RequestError (template_error) where the template refuses the messages.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, object] | None = None,
+        start: str | None = None,
+    ) -> str:
+        """Return the prompt, up to where the assistant begins, or goes on after `start`.
+
+        `options` are variables of the template, beside the messages. Tokenise the prompt without
+        adding special tokens: the template has written them. Raises RequestError (template_error)
+        where the template refuses the messages.
         """
-        return self._render(messages, add_generation_prompt=True)
+        if start is None:
+            return self._render(messages, options, add_generation_prompt=True)
+        # As with transformers' continue_final_message: the answer is the last message, cut open.
+        answer = {"role": "assistant", "content": _MARK + start.strip()}
+        text = self._render([*messages, answer], options, add_generation_prompt=False)
+        before, mark, after = text.rpartition(_MARK)
+        if not mark or not after.startswith(start.strip()):
+            raise RequestError(
+                Reason.TEMPLATE_ERROR, "the chat template changes the answer's start"
+            )
+        return before + start
 
     def open_turn(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
         """Return the prompt up to where a user's next turn begins, and what would end that turn.
@@ -88,21 +121,27 @@ class ChatTemplate:
         RequestError (template_error) where the template refuses the messages, or changes them.
         """
         turn = {"role": "user", "content": _MARK}
-        text = self._render([*messages, turn], add_generation_prompt=False)
+        text = self._render([*messages, turn], None, add_generation_prompt=False)
         before, mark, after = text.rpartition(_MARK)
         if not mark:
             raise RequestError(Reason.TEMPLATE_ERROR, "the chat template hides the user's text")
         return before, after.strip()
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        chat = [dict(message) for message in messages]
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, object] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        fixed = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            **self.tokens,
+        }
         try:
             text = self._template.render(
-                messages=chat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self.tokens,
+                {"tools": None, "documents": None, **(options or {}), **fixed}
             )
         except Exception as error:
             # The template is the model's code: what it raises about a row is the row's.
@@ -218,7 +257,7 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"a namespace holds no name that begins with an underscore ({name!r})")
 
 
-def _compile(text: str, now: Callable[[], datetime]) -> Template:
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -227,7 +266,7 @@ def _compile(text: str, now: Callable[[], datetime]) -> Template:
     environment.globals["strftime_now"] = partial(_format_now, now)
     environment.globals["dict"] = _TemplateDict()
     environment.globals["namespace"] = _SafeNamespace
-    return environment.from_string(text)
+    return environment
 
 
 def _raise(message: str) -> None:

@@ -36,7 +36,10 @@ class Prompter:
             assert self.chat is not None
             if template.stage.magpie and judge is None:
                 return self.chat.open_turn(messages)[0]
-            return self.chat.render(messages)
+            stage = template.stage
+            if judge is not None:
+                return self.chat.render(messages)
+            return self.chat.render(messages, stage.template_options, template.prefill(values))
         text = messages[0]["content"]
         if not text:
             raise RequestError(Reason.EMPTY_PROMPT, f"stages.{stage}.prompt: the prompt is empty")
@@ -55,7 +58,13 @@ class Prompter:
             return []
         lines = []
         for index, template in enumerate(self.stages):
+            lines += [
+                f"stages.{index}.template_options.{problem}"
+                for problem in self.chat.option_problems(template.stage.template_options)
+            ]
             for key, messages in _chats(template.stage):
+                if any(message.turns is not None for message in messages):
+                    continue  # Only a row can tell which roles there are.
                 open_turn = template.stage.magpie and key == "messages"
                 render = self.chat.open_turn if open_turn else self.chat.render
                 try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import TemplateAssertionError
 from jinja2.meta import find_undeclared_variables
 
+from eagle_batch.data.conversations import conversation, encodable
 from eagle_batch.data.sandbox import Sandbox, plain
 from eagle_batch.errors import ConfigError, Reason, RequestError
 from eagle_batch.pipeline import ROW_VARIABLE, TURN_VARIABLE, Judge, Stage
@@ -112,8 +114,10 @@ class StageTemplate:
 
     def render(
         self, values: Mapping[str, object], judge: int | None = None
-    ) -> tuple[dict[str, str], ...]:
+    ) -> tuple[dict[str, Any], ...]:
         """Return the messages of one row as {"role", "content"}; a raw prompt has the role "".
+
+        The turns of a conversation may have further keys.
 
         They are those of the stage, or of the judge at that place of its validators. Raises
         RequestError with the reason template_error, or invalid_text for text that has no UTF-8
@@ -122,10 +126,18 @@ class StageTemplate:
         prefix = "" if judge is None else f"validators.{judge}.judge."
         keys = [text.key for text in _prompt_texts(prefix, self._prompt(judge))]
         context = _context(values)
-        return tuple(
-            {"role": self._compiled[key].source.role, "content": self._render(key, context)}
-            for key in keys
-        )
+        messages: list[dict[str, Any]] = []
+        for key in keys:
+            source = self._compiled[key].source
+            if source.is_expression:
+                messages += conversation(self.evaluate(key, values), self._key(key))
+            else:
+                messages.append({"role": source.role, "content": self._render(key, context)})
+        return tuple(messages)
+
+    def prefill(self, values: Mapping[str, object]) -> str | None:
+        """Return how the assistant's answer begins; raises as `render` does."""
+        return self._render("prefill", _context(values)) if "prefill" in self._compiled else None
 
     def evaluate(self, key: str, values: Mapping[str, object]) -> object:
         """Return the value of an expression, such as `when`; nulls of the row are NULL.
@@ -237,21 +249,13 @@ def compile_stages(stages: Sequence[Stage]) -> tuple[StageTemplate, ...]:
     return tuple(compiled)
 
 
-def encodable(text: str, where: str) -> str:
-    """Return the text; raises RequestError (invalid_text) if it has no UTF-8 form."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"{where}: character {error.start} is half of a character (a lone surrogate)"
-        raise RequestError(Reason.INVALID_TEXT, message) from error
-    return text
-
-
 def _texts(stage: Stage) -> Iterator[_Text]:
     """Yield every template and expression of a stage."""
     if stage.when is not None:
         yield _Text("when", stage.when, is_expression=True)
     yield from _prompt_texts("", stage)
+    if stage.prefill is not None:
+        yield _Text("prefill", stage.prefill)
     for name, text in stage.sampling.by_row.items():
         yield _Text(f"sampling.by_row.{name}", text, is_expression=True)
     if stage.vote is not None and stage.vote.expression is not None:
@@ -270,8 +274,12 @@ def _prompt_texts(prefix: str, owner: Stage | Judge, *, after: bool = False) -> 
     if owner.prompt is not None:
         yield _Text(f"{prefix}prompt", owner.prompt, after=after)
     for index, message in enumerate(owner.messages or ()):
-        key = f"{prefix}messages.{index}.content"
-        yield _Text(key, message.content, message.role, after=after)
+        key = f"{prefix}messages.{index}"
+        if message.turns is not None:
+            yield _Text(f"{key}.turns", message.turns, is_expression=True, after=after)
+        else:
+            role, content = message.role or "", message.content or ""
+            yield _Text(f"{key}.content", content, role, after=after)
 
 
 def _without_braces(text: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from eagle_batch.pipeline.base import Section, Strings, as_list
 from eagle_batch.pipeline.problems import Rule
-from eagle_batch.pipeline.prompt import Message, prompt_rules
+from eagle_batch.pipeline.prompt import Messages, prompt_rules
 from eagle_batch.pipeline.sampling import Sampling
 
 #: What a validator can be; each item of `validators` has exactly one of these.
@@ -48,7 +48,7 @@ class Judge(Section):
 
     _sections = ("sampling",)
 
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, strict=False)] | None = Field(
+    messages: Messages = Field(
         default=None,
         description="Chat messages; they see what the stage sees, and its text by its name.",
     )

@@ -102,7 +102,7 @@ def _comment(field: FieldInfo, indent: str, *, optional: bool) -> Iterator[str]:
 def _value(model: type[BaseModel], key: str, name: str, field: FieldInfo) -> str:
     if key in PATHS:
         value: Any = PATHS[key]
-    elif field.is_required():
+    elif (model, name) in EXAMPLES:
         value = EXAMPLES[model, name]
     else:
         value = field.get_default(call_default_factory=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.problems import Rule
-from eagle_batch.pipeline.prompt import Message, prompt_rules
+from eagle_batch.pipeline.prompt import Messages, prompt_rules
 from eagle_batch.pipeline.quality import SCORING, Validator, Vote
 from eagle_batch.pipeline.sampling import Sampling
 from eagle_batch.pipeline.structured import Structured
@@ -43,8 +43,21 @@ class Stage(Section):
         min_length=1,
         description="Jinja expression; where it is false, the stage is left out and its text null.",
     )
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, strict=False)] | None = Field(
-        default=None, description="Chat messages, put through the model's chat template."
+    messages: Messages = Field(
+        default=None,
+        description="Chat messages, put through the model's chat template; or one expression of a "
+        "whole conversation, short for [{turns: ...}].",
+    )
+    prefill: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Jinja template of how the assistant's answer begins; the text goes on from "
+        "there and does not repeat it.",
+    )
+    template_options: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="What the model's chat template is told beside the messages, such as tools or "
+        "enable_thinking.",
     )
     prompt: str | None = Field(
         default=None, description="Raw text as the prompt, instead of messages."
@@ -89,6 +102,7 @@ class Stage(Section):
                 self.magpie and self.prompt is not None,
                 (("magpie", "prompt"), "found both; a raw prompt has no user's turn; remove one"),
             ),
+            *self._chat_rules(),
             *self._choice_rules(),
             (
                 self.retry > 0 and not self.validators,
@@ -100,6 +114,19 @@ class Stage(Section):
                     ("retry", "sampling.temperature"),
                     "found temperature 0, which makes the same text again; raise it",
                 ),
+            ),
+        ]
+
+    def _chat_rules(self) -> list[tuple[bool, Rule]]:
+        chat = [name for name in ("prefill", "template_options") if getattr(self, name)]
+        return [
+            (
+                bool(chat) and self.prompt is not None,
+                (("prompt", *chat), "a raw prompt has no chat template; remove the others"),
+            ),
+            (
+                self.magpie and self.prefill is not None,
+                (("magpie", "prefill"), "found both; a user's turn has no answer to begin"),
             ),
         ]
 
