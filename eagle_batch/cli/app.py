@@ -33,6 +33,7 @@ LAZY = {
     "preview": ("eagle_batch.cli.preview", "preview"),
     "estimate": ("eagle_batch.cli.preview", "estimate"),
     "push": ("eagle_batch.cli.push", "push"),
+    "openai-files": ("eagle_batch.cli.openai", "openai_files"),
     "reference": ("eagle_batch.cli.show", "reference"),
     "report": ("eagle_batch.cli.show", "report"),
     "show": ("eagle_batch.cli.show", "show"),

@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from eagle_batch.data import arrow, csvs, invented, jsonl, parquet
+from eagle_batch.data import arrow, csvs, invented, jsonl, openai_batch, parquet
 from eagle_batch.data.files import TEXT, FoundFile, reading, short_names
 from eagle_batch.data.finding import find_files, find_input
 from eagle_batch.data.groups import Group, Scan
@@ -120,6 +120,8 @@ class GroupReader:
         wanted, group = self._wanted, file.groups[index]
         if file.format == "jsonl":
             return jsonl.read(self._lines, file.path, group, wanted)
+        if file.format == "openai_batch":
+            return openai_batch.read(self._lines, file.path, group, wanted)
         if file.format == "csv":
             return csvs.read(self._lines, file.path, group, wanted, file.delimiter)
         if file.format == invented.FORMAT:
@@ -165,6 +167,8 @@ def _scan(file: FoundFile, rows_per_shard: int, delimiter: str | None) -> Scan:
     with reading(file.path):
         if file.format == "jsonl":
             scan = jsonl.scan(file.path, rows_per_shard)
+        elif file.format == "openai_batch":
+            scan = openai_batch.scan(file.path, rows_per_shard)
         elif file.format == "csv":
             scan = csvs.scan(file.path, rows_per_shard, delimiter)
         elif file.format == invented.FORMAT:

@@ -24,8 +24,8 @@ class Message(Section):
     turns: str | None = Field(
         default=None,
         min_length=1,
-        description="Jinja expression of a list of messages, such as a column with role and content "
-        "in each; instead of role and content.",
+        description="Jinja expression of a list of messages, such as a column with role and "
+        "content in each; instead of role and content.",
     )
 
     def _rules(self) -> list[tuple[bool, Rule]]:

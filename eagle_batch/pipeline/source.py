@@ -29,8 +29,10 @@ class Input(Section):
         le=2**40,
         description="Instead of a path: so many rows made of nothing, with the column `id` alone.",
     )
-    format: Literal["auto", "parquet", "arrow", "jsonl", "csv"] = Field(
-        default="auto", description="Format of the files; auto goes by their names."
+    format: Literal["auto", "parquet", "arrow", "jsonl", "csv", "openai_batch"] = Field(
+        default="auto",
+        description="Format of the files; auto goes by their names. openai_batch are chat requests "
+        "as JSON lines, whose parameters become columns.",
     )
     delimiter: str | None = Field(
         default=None,
