@@ -72,7 +72,7 @@ def test_requests_become_rows_with_the_defaults_of_the_api(tmp_path: Path) -> No
         ({"body": {}}, "line 2: custom_id: found None; expected text"),
         ({**line("a"), "url": "/v1/embeddings"}, "url: found '/v1/embeddings'; expected /v1/chat/"),
         ({"custom_id": "a"}, "body: is missing"),
-        (line("a", None), "body.messages: found NoneType"),
+        (line("a", None), "body.messages: found null; expected a list"),
         (line("a", [{"role": "user"}]), "body.messages: turn 0 has no content"),
         (
             line("a", [{"role": "user", "content": [{"type": "image_url"}]}]),
