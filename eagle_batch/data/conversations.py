@@ -40,7 +40,8 @@ def encodable(text: str, where: str) -> str:
 def _turn(item: object, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise _wrong(f"{where} is {type(item).__name__}; expected role and content")
-    turn = {_KEYS.get(name, name): value for name, value in item.items() if not is_null(value)}
+    given = {str(name): value for name, value in item.items() if not is_null(value)}
+    turn: dict[str, Any] = {_KEYS.get(name, name): value for name, value in given.items()}
     for name in ("role", "content"):
         if name not in turn:
             raise _wrong(f"{where} has no {name}; expected role and content, not null, in each")

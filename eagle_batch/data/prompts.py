@@ -36,11 +36,11 @@ class Prompter:
             assert self.chat is not None
             if template.stage.magpie and judge is None:
                 return self.chat.open_turn(messages)[0]
-            stage = template.stage
             if judge is not None:
                 return self.chat.render(messages)
-            return self.chat.render(messages, stage.template_options, template.prefill(values))
-        text = messages[0]["content"]
+            options = template.stage.template_options
+            return self.chat.render(messages, options, template.prefill(values))
+        text = str(messages[0]["content"])
         if not text:
             raise RequestError(Reason.EMPTY_PROMPT, f"stages.{stage}.prompt: the prompt is empty")
         return text
@@ -68,9 +68,9 @@ class Prompter:
                 open_turn = template.stage.magpie and key == "messages"
                 render = self.chat.open_turn if open_turn else self.chat.render
                 try:
-                    render([{"role": m.role, "content": "text"} for m in messages])
+                    render([{"role": m.role or "", "content": "text"} for m in messages])
                 except RequestError as error:
-                    roles = ", ".join(message.role for message in messages)
+                    roles = ", ".join(message.role or "" for message in messages)
                     lines.append(
                         f"stages.{index}.{key}: found the roles {roles}; {error.message}; "
                         "change the roles to those the model knows"

@@ -107,8 +107,8 @@ def by_polars(path: Path) -> None:
 
 
 def by_duckdb(path: Path) -> None:
-    table = pa.Table.from_pylist(ROWS)  # noqa: F841 - duckdb finds it by its name
-    duckdb.sql(f"copy table to '{path}' (format parquet)")
+    rows = pa.Table.from_pylist(ROWS)  # noqa: F841 - duckdb finds it by its name
+    duckdb.sql(f"copy rows to '{path}' (format parquet)")
 
 
 def by_spark(path: Path) -> None:

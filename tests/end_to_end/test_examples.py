@@ -87,3 +87,32 @@ def test_qa_from_docs_writes_typed_columns(
         assert set(row["qa"]) == {"question", "answer", "level"}
         assert row["qa"]["level"] in {"easy", "medium", "hard"}
         assert "?" in row["qa"]["question"] + row["qa"]["answer"]
+
+
+def test_requests_of_a_batch_are_answered_with_their_own_sampling(
+    repository: Path, tmp_path: Path, demo_target: Path
+) -> None:
+    result = run(repository, tmp_path, "openai_batch")
+    assert (result.rows, result.quarantined) == (4, 0)
+    made = {row["id"]: row for row in rows(tmp_path)}
+    limits = {"capital": 24, "rain": 40, "poem": 32, "more": 12}
+    tokens = {name: row["generation"][0]["completion_tokens"] for name, row in made.items()}
+    assert all(1 <= tokens[name] <= most for name, most in limits.items())
+    assert "Paris" in made["capital"]["response"]
+    assert "\n\n" not in made["poem"]["response"]
+
+
+def test_documents_are_rephrased_but_for_those_that_are_too_short(
+    repository: Path, tmp_path: Path, demo_target: Path
+) -> None:
+    result = run(repository, tmp_path, "rephrase", "stages.1.sampling.max_tokens=12")
+    made = rows(tmp_path)
+    assert (result.rows, result.quarantined) == (4, 0)
+    assert "https://example.org/short" not in {row["id"] for row in made}
+    assert verify(str(tmp_path / "out")).account == (
+        "5 rows in the input: 4 planned, 1 dropped by input.where"
+    )
+    begun = [f"# {row['title'].strip()}" for row in made]
+    texts = [row["textbook"] for row in made]
+    assert any(texts)
+    assert not any(text.startswith(start) for text, start in zip(texts, begun, strict=True))
