@@ -14,6 +14,7 @@ from eagle_batch.data.beside import contamination_problems, duplicate_problems
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.checks import check_stages
 from eagle_batch.data.drafts import draft_problems
+from eagle_batch.data.identity import target_identity
 from eagle_batch.data.plan import Plan, make_plan
 from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
 from eagle_batch.data.rows import RowReader
@@ -75,8 +76,10 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
         stages = compile_stages(pipeline.stages)
     with _collecting(problems):
         check_stages(stages)
+    target = ""
     with _collecting(problems):
         chat = _chat(pipeline)
+        target = target_identity(pipeline)
     prompter = Prompter(stages, chat)
     problems += prompter.problems()
     problems += _grammar_problems(pipeline)
@@ -86,7 +89,7 @@ def prepare(pipeline: Pipeline) -> tuple[Plan, Prompter]:
         data = survey(pipeline)
         problems += _column_problems(pipeline, data, stages)
         if not any(problem.startswith("input.where: ") for problem in problems):
-            plan = make_plan(pipeline, data)
+            plan = make_plan(pipeline, data, target)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return plan, prompter

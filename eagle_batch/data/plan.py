@@ -67,6 +67,8 @@ class Plan:
     counts: Counts = NO_ROWS
     #: Files that are no input, and still decide which rows come out.
     beside: tuple[InputIdentity, ...] = ()
+    #: What the target is known by; see `identity.target_identity`.
+    target: str = ""
 
     @property
     def inputs(self) -> tuple[InputIdentity, ...]:
@@ -128,8 +130,8 @@ def plan(pipeline: Pipeline) -> Plan:
     return make_plan(pipeline, survey(pipeline))
 
 
-def make_plan(pipeline: Pipeline, data: DataSet) -> Plan:
-    """Return the plan for an input that was surveyed.
+def make_plan(pipeline: Pipeline, data: DataSet, target: str = "") -> Plan:
+    """Return the plan for an input that was surveyed; `target` is the identity of the model.
 
     Reads the id column and the columns of `input.where`, one group at a time, and nothing else.
     """
@@ -142,7 +144,7 @@ def make_plan(pipeline: Pipeline, data: DataSet) -> Plan:
     check_ids(pipeline, chosen, shards)
     beside = identities(pipeline.decontaminate)
     return Plan(
-        fingerprint=fingerprint(pipeline, [*(file.identity for file in files), *beside]),
+        fingerprint=fingerprint(pipeline, [*(file.identity for file in files), *beside], target),
         files=files,
         shards=shards,
         rows=sum(shard.rows for shard in shards),
@@ -150,6 +152,7 @@ def make_plan(pipeline: Pipeline, data: DataSet) -> Plan:
         selection=chosen.selection,
         counts=chosen.counts,
         beside=beside,
+        target=target,
     )
 
 

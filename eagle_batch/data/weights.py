@@ -30,6 +30,24 @@ def fetch_url(url: str, patterns: Sequence[str] = TARGET_FILES) -> Path:
 
     Raises ConfigError where the folder cannot be read or holds none of those files.
     """
+    fs, names, state = _look(url, patterns)
+    final = _cache() / "targets" / state
+    with node_lock(final.name):
+        if not final.is_dir():
+            _copy(fs, names, final, url)
+    return final
+
+
+def url_state(url: str) -> str:
+    """Return a digest of the state of a remote folder's files, by what its store tells of them.
+
+    Raises ConfigError as `fetch_url` does.
+    """
+    return _look(url, TARGET_FILES)[2]
+
+
+def _look(url: str, patterns: Sequence[str]) -> tuple[object, list[str], str]:
+    """Return the filesystem, the files that are wanted, and a digest of their state."""
     import fsspec
 
     try:
@@ -40,11 +58,7 @@ def fetch_url(url: str, patterns: Sequence[str] = TARGET_FILES) -> Path:
         raise ConfigError(f"{url}: cannot be read: {error}") from error
     if not names:
         raise ConfigError(f"{url}: found no file of a model; expected config.json and safetensors")
-    final = _cache() / "targets" / _digest(state)
-    with node_lock(final.name):
-        if not final.is_dir():
-            _copy(fs, names, final, url)
-    return final
+    return fs, names, _digest(state)
 
 
 def _copy(fs: object, names: Sequence[str], final: Path, url: str) -> None:

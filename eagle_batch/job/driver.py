@@ -187,8 +187,7 @@ class _Run:
         self._interrupts = interrupts
         rules = job.rules(pool.size, exclusive=ledger.exclusive)
         self._coordinator = Coordinator(scan.tasks, rules, done, run)
-        before = self._coordinator.tally()
-        self._meter = Meter(run, (before.rows + before.dropped, before.errors))
+        self._meter = Meter(run)
         self._commits = dict(scan.commits)
         self._outbox: dict[int, list[Lease]] = defaultdict(list)
         self._reader = RowReader(job.pipeline, job.plan, job.prompter.stages)
@@ -377,6 +376,7 @@ class _Run:
         if not self._ledger.exclusive:
             self._look_again()
         self._ledger.flush()
+        self._meter.end()
         metrics = self._write_metrics(end.ending.value)
         self._watcher.update(self._meter.snapshot(self._coordinator.tally()))
         if end.ending is Ending.INTERRUPTED:

@@ -55,6 +55,7 @@ class Job:
             tasks=tuple(Task(s.key, s.index, 0, s.rows) for s in self.plan.shards),
             samples=self.pipeline.samples,
             plan=json.loads(self.plan.to_json()),
+            target=self.plan.target,
         )
 
     def rules(self, workers: int, *, exclusive: bool = True) -> Rules:

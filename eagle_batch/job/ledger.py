@@ -64,6 +64,8 @@ class Identity:
     started: float = 0.0
     #: Files, row groups and ranges behind the tasks, for the record and for `verify`.
     plan: dict[str, Any] = field(default_factory=dict)
+    #: What the target is known by.
+    target: str = ""
 
     @property
     def units(self) -> int:
@@ -168,6 +170,7 @@ class Ledger:
             self.identity.resolved,
             [InputIdentity(**item) for item in stored["inputs"]],
             self.identity.inputs,
+            (stored["target"], self.identity.target),
         )
         lines = "\n".join(f"  {line}" for line in differences)
         raise LedgerError(
@@ -379,6 +382,7 @@ def read_identity(store: Store) -> Identity:
             samples=planned["samples"],
             started=stored["started"],
             plan=planned["plan"],
+            target=stored["target"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{store.name}: {PIPELINE} or {PLAN} is damaged: {error}") from error
@@ -391,6 +395,7 @@ def _pipeline_document(identity: Identity) -> bytes:
         "started": identity.started,
         "pipeline": identity.resolved,
         "inputs": inputs,
+        "target": identity.target,
     }
     return json.dumps(document, indent=2).encode()
 

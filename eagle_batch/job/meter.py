@@ -61,11 +61,24 @@ class _WorkerTotals:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     units: int = 0
     unit_tokens: int = 0
+    #: Of the tasks that ended; what is beyond that lies in no object yet.
+    settled: int = 0
+    settled_tokens: int = 0
     under_way: int = 0
     pump_s: float = 0.0
     slots: int = 0
     #: What the worker told the user, such as that it ran out of memory.
     notices: list[str] = field(default_factory=list)
+
+    @property
+    def open(self) -> int:
+        """Finished units of tasks that have not ended."""
+        return self.units - self.settled
+
+    @property
+    def open_tokens(self) -> int:
+        """Generated tokens of tasks that have not ended."""
+        return max(0, self.metrics.completion_tokens - self.settled_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +98,12 @@ class _Point:
 class Meter:
     """The one owner of a run's numbers."""
 
-    def __init__(
-        self, run: str, earlier: tuple[int, int], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Begin at zero; `earlier` are the units that were committed and quarantined before."""
+    def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin at zero."""
         self._run = run
         self._clock = clock
         self._begun = clock()
         self._generating: float | None = None
-        self._earlier = sum(earlier)
         self._workers: dict[int, _WorkerTotals] = {}
         self._alive: set[int] = set()
         self._series: list[_Point] = []
@@ -103,6 +113,8 @@ class Meter:
         self._total = EngineMetrics()
         self._units = self._unit_tokens = self._unit_tokens_squared = 0
         self._checked: Counter[tuple[str, bool]] = Counter()
+        #: What was made for nothing: by workers that were lost, or beside another worker.
+        self._discarded = self._discarded_tokens = 0
         self.started_unix = time.time()
 
     def started(self, worker: int, info: WorkerInfo) -> None:
@@ -113,9 +125,12 @@ class Meter:
             self._generating = self._clock()
 
     def lost(self, worker: int) -> None:
-        """Note a worker that is gone; what it generated stays counted."""
+        """Note a worker that is gone; what it generated and did not commit was for nothing."""
         if worker in self._alive:
-            self._workers[worker].lost_at = self._clock() - self._begun
+            totals = self._workers[worker]
+            totals.lost_at = self._clock() - self._begun
+            self._discarded += totals.open
+            self._discarded_tokens += totals.open_tokens
         self._alive.discard(worker)
 
     def pumped(self, worker: int, report: PumpReport) -> None:
@@ -128,6 +143,10 @@ class Meter:
         totals.unit_tokens += report.unit_tokens
         self._unit_tokens += report.unit_tokens
         self._unit_tokens_squared += report.unit_tokens_squared
+        totals.settled += report.settled
+        totals.settled_tokens += report.settled_tokens
+        self._discarded += report.discarded
+        self._discarded_tokens += report.discarded_tokens
         totals.under_way = report.under_way
         totals.pump_s += report.seconds
         totals.slots = report.slots
@@ -170,21 +189,30 @@ class Meter:
         return self._clock() - self._generating if self._generating is not None else 0.0
 
     def _average(self) -> float:
-        """Return tokens per second since the first worker was ready."""
+        """Return tokens per second since the first worker was ready, discarded ones left out."""
+        return self._per_second(self._total.completion_tokens - self._discarded_tokens)
+
+    def _per_second(self, count: int) -> float:
         seconds = self._generating_s()
-        return self._total.completion_tokens / seconds if seconds else 0.0
+        return count / seconds if seconds else 0.0
+
+    def end(self) -> None:
+        """Take what living workers did not commit as made for nothing: the run is over."""
+        for worker in tuple(self._alive):
+            self.lost(worker)
 
     def snapshot(self, tally: Tally) -> Snapshot:
         """Return how far the job is."""
         total = self.total()
         committed = tally.rows + tally.errors + tally.dropped
-        # A lost shard is generated again, so more may be generated than was asked for.
-        completed = min(self._earlier + self._units, tally.units)
+        # Two workers may make the same shard, so more may be open than was asked for.
+        opened = sum(self._workers[worker].open for worker in self._alive)
+        completed = min(committed + opened, tally.units)
         return Snapshot(
             units=tally.units,
             committed=committed,
             quarantined=tally.errors,
-            completed=max(completed, committed),
+            completed=completed,
             tasks=tally.tasks,
             tasks_done=tally.done,
             workers=len(self._alive),
@@ -194,7 +222,7 @@ class Meter:
             acceptance_length=total.acceptance_length,
             occupancy=total.occupancy,
             elapsed_s=self._clock() - self._begun,
-            eta_s=self._eta(tally.units - max(completed, committed)),
+            eta_s=self._eta(tally.units - completed),
             dropped=tally.dropped,
         )
 
@@ -230,12 +258,14 @@ class Meter:
             "tasks_done": tally.done,
             "hedges": tally.hedges,
             "rows_this_run": self._units,
+            "discarded_rows": self._discarded,
+            "discarded_tokens": self._discarded_tokens,
             "tokens_per_s": self._average(),
             "tokens_per_s_now": shown.tokens_per_s,
             "eta_s": shown.eta_s if state == "running" else None,
             "completed": shown.completed,
             "workers_ready": shown.workers,
-            "rows_per_s": self._units / generating if generating else 0.0,
+            "rows_per_s": self._per_second(self._units - self._discarded),
             "engine": _engine_document(total),
             "workers": [_worker_document(n, item) for n, item in self._workers.items()],
             "series": [asdict(point) for point in self._series],

@@ -66,6 +66,12 @@ class PumpReport:
     #: Generated tokens of those, and the sum of their squares: it tells how unlike they are.
     unit_tokens: int = 0
     unit_tokens_squared: int = 0
+    #: Units of the tasks that ended, and the generated tokens of those.
+    settled: int = 0
+    settled_tokens: int = 0
+    #: How much of that came to nothing: another attempt was first, or the task failed.
+    discarded: int = 0
+    discarded_tokens: int = 0
     #: Units that have begun and are not finished.
     under_way: int = 0
     seconds: float = 0.0

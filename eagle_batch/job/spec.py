@@ -13,6 +13,7 @@ from eagle_batch.data.weights import fetch_hub, fetch_url, node_lock
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import ModelError
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.fingerprint import COMMIT
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_hub_id, is_url
 
 
@@ -80,7 +81,16 @@ class WorkerSpec:
 
 def engine_spec(spec: WorkerSpec) -> EngineSpec:
     """Return what a worker's engine is built from; see `pipeline_engine_spec`."""
-    return pipeline_engine_spec(spec.pipeline, device=spec.device, threads=spec.threads)
+    return pipeline_engine_spec(_pinned(spec), device=spec.device, threads=spec.threads)
+
+
+def _pinned(spec: WorkerSpec) -> Pipeline:
+    """Return the pipeline with the commit that was planned; the branch of a hub id may move."""
+    known, target = spec.plan.target, spec.pipeline.target
+    if not known.startswith(COMMIT):
+        return spec.pipeline
+    pinned = target.model_copy(update={"revision": known.removeprefix(COMMIT)})
+    return spec.pipeline.model_copy(update={"target": pinned})
 
 
 def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None) -> EngineSpec:

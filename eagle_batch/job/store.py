@@ -154,7 +154,7 @@ class Store(ABC):
         """Wait before the next try, or raise: bugs as they are, faults as StoreError."""
         if not _is_client_error(error):
             raise error
-        final = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
+        final = _is_final(error)
         if final or attempt + 1 == self.retry.tries:
             tries = "" if final else f" (tried {attempt + 1} times)"
             said = redact(str(error).strip().split("\n")[0] or "no message")
@@ -179,8 +179,15 @@ class Store(ABC):
     def _delete(self, key: str) -> None: ...
 
 
+def _is_final(error: Exception) -> bool:
+    """Tell whether another try would fare no better: no right, no such place."""
+    known = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
+    # Azure's client has an error of its own for each answer of the server.
+    return known or getattr(error, "status_code", None) in {401, 403, 404}
+
+
 def _may_be_exists(error: Exception) -> bool:
-    return _is_client_error(error) and not isinstance(error, PermissionError)
+    return _is_client_error(error) and not _is_final(error)
 
 
 def _is_client_error(error: Exception) -> bool:

@@ -102,11 +102,18 @@ class TaskWork:
         )
         self._left = len(self._outcomes)
         self.tokens = 0
+        #: Generated tokens of all rows that ended, in quarantine too.
+        self.spent = 0
 
     def _all_flows(self, samples: int) -> Iterator[tuple[int, int]]:
         for row in range(len(self.rows.ids)):
             for sample in range(samples):
                 yield row, sample
+
+    @property
+    def units(self) -> int:
+        """Rows x samples."""
+        return len(self._outcomes)
 
     @property
     def done(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from eagle_batch.data.identity import check_target
 from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams
@@ -44,6 +45,7 @@ class Worker:
     ) -> None:
         """Build the engine. Raises ConfigError, HeadError or ModelError when it cannot be."""
         pipeline, plan = spec.pipeline, spec.plan
+        check_target(pipeline, plan.target)
         self._pipeline = pipeline
         self._plan = plan
         self._clock = clock
@@ -67,6 +69,9 @@ class Worker:
         self._units = 0
         self._unit_tokens = self._unit_tokens_squared = 0
         self._checked: Counter[tuple[str, bool]] = Counter()
+        #: Units and tokens of tasks that ended since the last report, and of those for nothing.
+        self._settled: Counter[str] = Counter()
+        self._discarded: Counter[str] = Counter()
         self._failed: list[tuple[Lease, Failure]] = []
 
     def info(self) -> WorkerInfo:
@@ -163,6 +168,7 @@ class Worker:
         )
 
     def _count(self, flow: Flow) -> None:
+        flow.work.spent += flow.tokens
         self._units += 1
         self._unit_tokens += flow.tokens
         self._unit_tokens_squared += flow.tokens * flow.tokens
@@ -173,12 +179,16 @@ class Worker:
         committed: list[tuple[Lease, Commit]] = []
         for work in finished:
             self._work.remove(work)
+            self._settled.update(units=work.units, tokens=work.spent)
             try:
                 rows, errors = work.tables()
                 commit = self._objects.put(work.lease, rows, errors, work.tokens)
             except (StoreError, LedgerError) as error:
+                self._discarded.update(units=work.units, tokens=work.spent)
                 self._failed.append((work.lease, Failure.of(error)))
                 continue
+            if commit.attempt != work.lease.id:
+                self._discarded.update(units=work.units, tokens=work.spent)
             committed.append((work.lease, commit))
         return committed
 
@@ -191,6 +201,10 @@ class Worker:
             units=self._units,
             unit_tokens=self._unit_tokens,
             unit_tokens_squared=self._unit_tokens_squared,
+            settled=self._settled["units"],
+            settled_tokens=self._settled["tokens"],
+            discarded=self._discarded["units"],
+            discarded_tokens=self._discarded["tokens"],
             under_way=max(0, len(self._flows) - self._engine.waiting),
             seconds=seconds,
             slots=self._engine.slots,
@@ -198,7 +212,8 @@ class Worker:
             notices=tuple(self._engine.notices),
             checked=tuple(self._checked.items()),
         )
-        self._checked.clear()
+        for counter in (self._checked, self._settled, self._discarded):
+            counter.clear()
         self._engine.notices.clear()
         self._reported, self._failed = total, []
         self._units = self._unit_tokens = self._unit_tokens_squared = 0

@@ -28,6 +28,9 @@ _FREE_KEYS = frozenset(
         ("decontaminate", "against"),
     }
 )
+#: How the identity of a target begins: a folder's content, in which its place has no part; the
+#: commit of a hub id; what a store tells of the files below a URL.
+CONTENT, COMMIT, STORED = "content ", "commit ", "stored "
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ def resolved(pipeline: BaseModel) -> dict[str, Any]:
     return pipeline.model_dump(mode="json")
 
 
-def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity]) -> str:
-    """Return the SHA-256 of all that can change results: settings, and the identity of the inputs.
+def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity], target: str = "") -> str:
+    """Return the SHA-256 of all that can change results: settings, identity of inputs and target.
 
     Speculation, the engine's size, workers, limits, compression and where things lie are left out.
     So are values that equal their default: a release may add a field without orphaning running
@@ -57,7 +60,11 @@ def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity]) -> str:
     kept = _without_free_keys(settings, _free_keys(settings))
     if not kept.get("engine"):
         kept.pop("engine", None)
-    material = {"inputs": [asdict(item) for item in inputs], "pipeline": kept}
+    material: dict[str, Any] = {"inputs": [asdict(item) for item in inputs], "pipeline": kept}
+    if target:
+        material["target"] = target
+    if target.startswith(CONTENT):
+        kept["target"].pop("model")
     text = json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -67,15 +74,24 @@ def explain_difference(
     new_resolved: dict[str, Any],
     old_inputs: Sequence[InputIdentity] = (),
     new_inputs: Sequence[InputIdentity] = (),
+    targets: tuple[str, str] = ("", ""),
 ) -> list[str]:
-    """Return one line for each key, and each input file, whose change can change results."""
+    """Return one line for each key, input file and target whose change can change results.
+
+    `targets` are the identities of the target before and now.
+    """
     old = dict(_leaves(_without_free_keys(old_resolved, _free_keys(old_resolved))))
     new = dict(_leaves(_without_free_keys(new_resolved, _free_keys(new_resolved))))
+    if all(target.startswith(CONTENT) for target in targets):
+        old.pop("target.model", None), new.pop("target.model", None)
     lines = [
         f"{key}: was {_text(old, key)}, is now {_text(new, key)}"
         for key in dict.fromkeys([*old, *new])
         if (key in old, old.get(key)) != (key in new, new.get(key))
     ]
+    if targets[0] != targets[1] and not any(line.startswith("target.model:") for line in lines):
+        was, now = (target[:20] or "unknown" for target in targets)
+        lines.append(f"target.model: another model has this name (was {was}, is now {now})")
     return lines + _changed_inputs(old_inputs, new_inputs)
 
 

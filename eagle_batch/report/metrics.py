@@ -19,6 +19,8 @@ class JobMetrics:
     #: Rows that this run made; those of earlier runs are only in `rows`.
     rows_this_run: int
     tokens: int
+    #: Of those, tokens that a lost worker took along, or that two workers made.
+    discarded_tokens: int
     prompt_tokens: int
     #: From the first worker that was ready on.
     generating_seconds: float
@@ -44,6 +46,7 @@ class JobMetrics:
         return cls(
             **{name: document[name] for name in names},
             tokens=engine["completion_tokens"],
+            discarded_tokens=document["discarded_tokens"],
             prompt_tokens=engine["prompt_tokens"],
             tokens_per_s=document["tokens_per_s"],
             rows_per_s=document["rows_per_s"],
@@ -70,12 +73,17 @@ def metrics_table(metrics: JobMetrics) -> Table:
     return table
 
 
+def _generated(metrics: JobMetrics) -> str:
+    lost = f", {metrics.discarded_tokens:,} of them for nothing"
+    return f"{metrics.tokens:,}" + (lost if metrics.discarded_tokens else "")
+
+
 def _lines(metrics: JobMetrics) -> list[tuple[str, str]]:
     lines = [
         ("rows out", f"{metrics.rows:,} of {metrics.units:,}"),
         ("quarantined", f"{metrics.quarantined:,}"),
         ("made in this run", f"{metrics.rows_this_run:,}"),
-        ("generated tokens", f"{metrics.tokens:,}"),
+        ("generated tokens", _generated(metrics)),
         ("prompt tokens", f"{metrics.prompt_tokens:,}"),
         ("generating", f"{metrics.generating_seconds:.1f} s, workers {metrics.workers}"),
         ("output tokens/s", f"{metrics.tokens_per_s:,.1f}"),

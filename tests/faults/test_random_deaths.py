@@ -1,9 +1,11 @@
-"""The driver dies at fifty random moments of one job, and each time the same command goes on."""
+"""The driver dies at random operations of its store, and each time the same command goes on."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+
+import pytest
 
 from eagle_batch.job.job import Job
 from eagle_batch.job.verify import verify
@@ -18,7 +20,6 @@ from tests.job.fake_job import (
     write_job,
 )
 
-DEATHS = 50
 BAD = {7, 31}
 TOPICS = [LONG if n in BAD else f"topic {'x' * (n % 7)}" for n in range(64)]
 
@@ -40,12 +41,13 @@ def live_for(job: Job, operations: int, *, after: bool) -> bool:
     return True
 
 
-def test_fifty_random_deaths_of_the_driver_lose_and_double_no_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [12, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_random_deaths_of_the_driver_lose_and_double_no_row(tmp_path: Path, times: int) -> None:
     chance = random.Random(1)
     job = job_in(tmp_path)
     deaths = 0
     committed: dict[Path, bytes] = {}
-    while deaths < DEATHS:
+    while deaths < times:
         # Few operations a life: most of them are the resume itself.
         done = live_for(job, chance.randrange(12), after=chance.random() < 0.5)
         now = {path: path.read_bytes() for path in (tmp_path / "out/data").glob("*.parquet")}
@@ -62,4 +64,4 @@ def test_fifty_random_deaths_of_the_driver_lose_and_double_no_row(tmp_path: Path
     }
     report = verify(str(tmp_path / "out"))
     assert report.ok, report.findings
-    assert deaths == DEATHS
+    assert deaths == times

@@ -17,7 +17,8 @@ from eagle_batch.job.job import Job
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
 from tests.faults.proxy import Proxy
-from tests.faults.seaweed import ADMIN, BUCKET, READER, Seaweed, environment
+from tests.faults.seaweed import ADMIN, BUCKET, READER, Seaweed, environment, filesystem
+from tests.job.fake_engine import LONG
 from tests.job.fake_job import Watch, expected_rows, load_job, run_in_process, write_job
 
 pytestmark = pytest.mark.slow
@@ -26,8 +27,9 @@ TOPICS = [f"topic {'x' * (n % 7)}" for n in range(24)]
 QUICK = Retry(tries=2, pause_s=0.05, deadline_s=1.0)
 
 
-def job_on_s3(folder: Path) -> Job:
-    return load_job(write_job(folder, TOPICS, output={"path": f"s3://{BUCKET}/{uuid.uuid4().hex}"}))
+def job_on_s3(folder: Path, topics: list[str] = TOPICS) -> Job:
+    output = {"path": f"s3://{BUCKET}/{uuid.uuid4().hex}"}
+    return load_job(write_job(folder, topics, output=output, limits={"max_error_rate": 0.9}))
 
 
 def rows_of(store: Store) -> list[dict[str, Any]]:
@@ -83,13 +85,13 @@ def take_lock_from_the_dead(store: Store) -> None:
 
 
 def test_no_credential_is_written_anywhere(s3: Seaweed, tmp_path: Path) -> None:
-    job = job_on_s3(tmp_path)
+    job = job_on_s3(tmp_path, [LONG, *TOPICS])
     watch = Watch()
-    run_in_process(job, watch)
-    store = open_store(job.pipeline.output.path)
-    written = b"".join(
-        store.get(key) or b"" for part in ("data", "_job") for key in store.list(part)
-    )
+    assert run_in_process(job, watch).quarantined == 2
+    fs = filesystem(s3.url, ADMIN)
+    keys = fs.find(job.pipeline.output.path)
+    assert {"data", "errors", "_job"} <= {key.split("/")[2] for key in keys}
+    written = b"".join(fs.cat_file(key) for key in keys)
     assert b"pipeline" in written
     for secret in ADMIN:
         assert secret.encode() not in written

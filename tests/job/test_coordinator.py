@@ -380,6 +380,8 @@ class Simulation:
         self.leases: list[tuple[int, Lease]] = []
         self.driver: list[Command] = []
         self.history: list[Event] = []
+        #: Tasks that a worker may still write though it was given up.
+        self.haunted: set[str] = set()
         self.tell(JobStarted())
 
     def tell(self, event: Event) -> None:
@@ -389,12 +391,18 @@ class Simulation:
                 case StartWorker(worker):
                     self.starting.append(worker)
                 case Assign(worker, given):
+                    assert given.exclusive is self.job.rules.exclusive
+                    holders = [each for each in self.leases if each[1].task.key == given.task.key]
+                    assert self.job.rules.exclusive or not holders, "given to two at once"
                     self.leases.append((worker, given))
                 case StopWorker(worker):
                     # What it may still work on, another one was quicker with.
                     self.leases = [each for each in self.leases if each[0] != worker]
                     self.starting = [each for each in self.starting if each != worker]
-                case CloseTask() | QuarantineTask():
+                case CloseTask(given):
+                    assert self.job.rules.exclusive or given.task.key not in self.haunted
+                    self.driver.append(command)
+                case QuarantineTask():
                     self.driver.append(command)
                 case EndJob():
                     pass
@@ -432,7 +440,9 @@ class Simulation:
         poisoned = any(self.poison(item[1].task) for item in mine)
         if fate in {1, 6} or poisoned:
             self.leases = [item for item in self.leases if item[0] != worker]
-            self.tell(WorkerLost(worker, "killed", announced=fate == 6 and not poisoned))
+            announced, alive = fate == 6 and not poisoned, worker % 2 == 1
+            self.haunted |= {item[1].task.key for item in mine if alive}
+            self.tell(WorkerLost(worker, "killed", announced, maybe_alive=alive))
             return
         self.leases.remove((worker, given))
         if fate == 2:
@@ -448,6 +458,7 @@ class Simulation:
     poisoned=st.sets(st.integers(0, 47), max_size=2),
     choices=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 16)), max_size=60),
     most=st.one_of(st.none(), st.integers(3, 6)),
+    exclusive=st.booleans(),
 )
 def test_whatever_happens_each_row_is_accounted_for_exactly_once(
     shards: int,
@@ -455,8 +466,9 @@ def test_whatever_happens_each_row_is_accounted_for_exactly_once(
     poisoned: set[int],
     choices: list[tuple[int, int]],
     most: int | None,
+    exclusive: bool,
 ) -> None:
-    rules = Rules(workers, most=most, shard_attempts=2, max_error_rate=1.0)
+    rules = Rules(workers, most=most, shard_attempts=2, max_error_rate=1.0, exclusive=exclusive)
     job = Checked(tasks(shards, rows=8), rules, {})
     cluster = Simulation(job, poisoned)
     for number, fate in choices:

@@ -282,6 +282,7 @@ def test_the_metrics_tell_of_this_run_and_of_the_ones_before(tmp_path: Path) -> 
     assert document["engine"]["acceptance_at"] == [0.5]
     assert document["engine"]["time_share"]["verify"] == pytest.approx(2 / 3)
     assert document["series"][-1]["tokens"] > 0
+    assert document["discarded_tokens"] == 0
     assert result.metrics is not None
     assert result.metrics["run"] == document["run"]
 
@@ -358,6 +359,10 @@ def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(
     assert made[0]._pumps[0] == 2
     assert result.metrics is not None
     assert result.metrics["hedges"] >= 1
+    # What worker 0 generated and did not commit was made again.
+    assert result.metrics["discarded_tokens"] > 0
+    generated = result.metrics["engine"]["completion_tokens"]
+    assert generated - result.metrics["discarded_tokens"] == 48 * 5
 
 
 def test_a_store_that_fails_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_a_full_memory_halves_the_slots_and_changes_no_row(
 def test_one_slot_that_does_not_fit_loses_the_worker(tmp_path: Path) -> None:
     path = write_job(tmp_path, TOPICS[:1], samples=1, limits={"max_error_rate": 1.0})
     watch = Watch()
-    result = run_in_process(load_job(path), watch, build=small(MemoryError(), fits=0))
+    job = load_job(path, "limits.shard_attempts=1")
+    result = run_in_process(job, watch, build=small(MemoryError(), fits=0))
     assert (result.rows, result.quarantined) == (0, 1)
     assert any("was lost" in line for line in watch.lines)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from eagle_batch.engine.request import EngineMetrics
@@ -44,7 +46,7 @@ def clock() -> Clock:
 
 
 def test_loading_models_does_not_count_as_generating(clock: Clock) -> None:
-    meter = Meter("r", (0, 0), clock)
+    meter = Meter("r", clock)
     clock.now = 100.0
     meter.started(0, INFO)
     clock.now = 110.0
@@ -55,7 +57,7 @@ def test_loading_models_does_not_count_as_generating(clock: Clock) -> None:
 
 
 def test_the_speed_shown_is_of_the_last_half_minute(clock: Clock) -> None:
-    meter = Meter("r", (0, 0), clock)
+    meter = Meter("r", clock)
     meter.started(0, INFO)
     for second in range(1, 101):
         clock.now = float(second)
@@ -65,7 +67,7 @@ def test_the_speed_shown_is_of_the_last_half_minute(clock: Clock) -> None:
 
 def test_the_time_left_goes_by_tokens(clock: Clock) -> None:
     """20 of 100 rows took 10 tokens each, and 8 others have 40 tokens so far; 760 are left."""
-    meter = Meter("r", (0, 0), clock)
+    meter = Meter("r", clock)
     meter.started(0, INFO)
     meter.pumped(0, report(0, units=0))
     clock.now = 4.0
@@ -76,37 +78,66 @@ def test_the_time_left_goes_by_tokens(clock: Clock) -> None:
 
 
 def test_nothing_is_promised_before_anything_is_known(clock: Clock) -> None:
-    assert Meter("r", (0, 0), clock).snapshot(tally()).eta_s is None
+    assert Meter("r", clock).snapshot(tally()).eta_s is None
 
 
 def test_rows_of_earlier_runs_count_as_completed(clock: Clock) -> None:
-    meter = Meter("r", (50, 2), clock)
+    meter = Meter("r", clock)
     meter.started(0, INFO)
-    meter.pumped(0, report(10, units=3))
+    meter.pumped(0, report(10, units=3))  # of a task that goes on
     shown = meter.snapshot(tally(rows=50, errors=2))
     assert (shown.completed, shown.committed, shown.quarantined) == (55, 52, 2)
 
 
 def test_rows_that_were_made_twice_do_not_exceed_the_job(clock: Clock) -> None:
-    meter = Meter("r", (0, 0), clock)
+    meter = Meter("r", clock)
     meter.started(0, INFO)
     meter.pumped(0, report(10, units=130))
     assert meter.snapshot(tally()).completed == 100
 
 
-def test_what_a_lost_worker_generated_stays_counted(clock: Clock) -> None:
-    meter = Meter("r", (0, 0), clock)
-    for worker in (0, 1):
+def test_what_a_lost_worker_did_not_commit_is_shown_apart(clock: Clock) -> None:
+    """1. each has 3 rows, worker 0 has committed 2 of them. 2. worker 0 is lost."""
+    meter = Meter("r", clock)
+    for worker, settled in ((0, 2), (1, 0)):
         meter.started(worker, INFO)
-        meter.pumped(worker, report(10))
+        made = replace(report(30, units=3), settled=settled, settled_tokens=settled * 10)
+        meter.pumped(worker, made)
+    assert meter.snapshot(tally(rows=2)).completed == 2 + 1 + 3
     meter.lost(0)
-    assert meter.total().completion_tokens == 20
-    assert meter.snapshot(tally()).workers == 1
-    assert [item["tokens"] for item in meter.document(tally(), "x")["workers"]] == [10, 10]
+    shown = meter.snapshot(tally(rows=2))
+    assert (shown.workers, shown.completed) == (1, 2 + 3), "its third row is to be made again"
+    clock.now = 10.0
+    document = meter.document(tally(rows=2), "x")
+    assert (document["discarded_rows"], document["discarded_tokens"]) == (1, 10)
+    assert (document["tokens_per_s"], document["rows_per_s"]) == (5.0, 0.5)
+    assert document["engine"]["completion_tokens"] == 60
+    assert [item["tokens"] for item in document["workers"]] == [30, 30]
+
+
+def test_a_shard_that_another_worker_committed_first_is_shown_apart(clock: Clock) -> None:
+    meter = Meter("r", clock)
+    for worker, discarded in ((0, 0), (1, 2)):
+        meter.started(worker, INFO)
+        made = replace(report(20, units=2), settled=2, settled_tokens=20)
+        meter.pumped(worker, replace(made, discarded=discarded, discarded_tokens=discarded * 10))
+    clock.now = 4.0
+    document = meter.document(tally(rows=2), "x")
+    assert (document["discarded_rows"], document["discarded_tokens"]) == (2, 20)
+    assert (document["completed"], document["tokens_per_s"]) == (2, 5.0)
+
+
+def test_what_is_not_committed_at_the_end_was_made_for_nothing(clock: Clock) -> None:
+    meter = Meter("r", clock)
+    meter.started(0, INFO)
+    meter.pumped(0, report(40, units=2, begun=20))
+    assert meter.document(tally(), "running")["discarded_tokens"] == 0
+    meter.end()
+    assert meter.document(tally(), "stopped")["discarded_tokens"] == 40
 
 
 def test_a_long_series_is_thinned_and_keeps_its_ends(clock: Clock) -> None:
-    meter = Meter("r", (0, 0), clock)
+    meter = Meter("r", clock)
     meter.started(0, INFO)
     for step in range(5000):
         clock.now = step * 2.0

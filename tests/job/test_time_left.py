@@ -63,7 +63,7 @@ class FakeWorker:
 def promises(lengths: list[int]) -> tuple[float, list[tuple[float, float | None]]]:
     """Run a job; return how long it took, and (moment, time left that was promised)."""
     now = 0.0
-    meter = Meter("r", (0, 0), lambda: now)
+    meter = Meter("r", lambda: now)
     todo = deque(lengths)
     workers = [FakeWorker(todo) for _ in range(WORKERS)]
     for number in range(WORKERS):
