@@ -8,7 +8,7 @@ JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
 
-.PHONY: demo test exhaustive lint types bench check constraints clean
+.PHONY: demo test exhaustive oldest lint types bench check constraints clean
 
 demo: $(STAMP)  ## make questions and answers with the demo target on this machine
 	$(BIN)/eagle-batch demo fetch
@@ -19,6 +19,16 @@ test: $(STAMP)  ## run the tests, in under ten minutes on two cores
 
 exhaustive: $(STAMP)  ## run the long tests: whole comparisons, every crash
 	$(PYTEST) -m exhaustive $(PYTEST_ARGS)
+
+# The oldest transformers that is promised, laid over the environment: torch is not installed twice.
+.oldest: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ --upgrade \
+		"transformers==5.16.*" "huggingface_hub<2" httpx httpcore h11 anyio
+	touch $@
+
+oldest: .oldest  ## decode every family with the oldest transformers that is promised
+	PYTHONPATH=.oldest $(BIN)/python -m pytest -q -p no:cacheprovider \
+		tests/engine/test_parity.py tests/data/test_chat.py -k "family or chat"
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -39,7 +49,7 @@ constraints: $(STAMP)  ## pin the versions that this environment has
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt
 
 clean:  ## remove what the other verbs made here
-	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # An old pip knows no dependency groups, so pip itself comes first.
 $(STAMP): pyproject.toml
