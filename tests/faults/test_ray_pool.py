@@ -100,7 +100,10 @@ def test_two_actors_write_what_an_undisturbed_run_writes(
 ) -> None:
     job = load_job(write_job(tmp_path, TOPICS))
     pids: dict[int, int] = {}
-    result = run(job, ray_resources, spy=lambda pool, event: pids.update(pool.pids))
+    # Slow, so that the second one is there before the first has made everything.
+    result = run(
+        job, ray_resources, spy=lambda pool, event: pids.update(pool.pids), build=build_slow
+    )
     assert_whole(tmp_path / "out", TOPICS)
     assert len(set(pids.values()) | {os.getpid()}) == 3, "each worker is a process of its own"
     assert result.metrics is not None
