@@ -116,3 +116,17 @@ def test_documents_are_rephrased_but_for_those_that_are_too_short(
     texts = [row["textbook"] for row in made]
     assert any(texts)
     assert not any(text.startswith(start) for text, start in zip(texts, begun, strict=True))
+
+
+@pytest.mark.exhaustive
+def test_the_best_of_several_is_the_same_with_and_without_a_draft(
+    repository: Path, tmp_path: Path, demo_target: Path
+) -> None:
+    """Log-probabilities differ in their last digits between batches; the choice must not."""
+    best = ("stages.0.keep=best", "stages.0.vote=null", "stages.0.sampling.max_tokens=24")
+    plain = ("speculation.method=none", "speculation.head=null", "engine.slots=3")
+    run(repository, tmp_path / "drafted", "distill_math", "input.limit=3", *best)
+    run(repository, tmp_path / "plain", "distill_math", "input.limit=3", *best, *plain)
+    texts = [[row["solution"] for row in rows(tmp_path / name)] for name in ("drafted", "plain")]
+    assert texts[0] == texts[1]
+    assert texts[0]

@@ -17,7 +17,7 @@ from eagle_batch.job.spec import WorkerSpec
 from eagle_batch.job.tasks import Lease, Task
 from eagle_batch.job.worker import Worker
 from tests.job.fake_engine import build_fake
-from tests.job.fake_job import load_job, read_errors, write_job
+from tests.job.fake_job import CrashError, load_job, read_errors, run_in_process, write_job
 from tests.stages.oracle import LostError, Reading
 
 TOPICS = [f"topic {'x' * n}" for n in range(7)]
@@ -151,6 +151,22 @@ GRAPHS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_graph_gives_what_a_plain_reading_gives(name: str, tmp_path: Path) -> None:
     agree(tmp_path, GRAPHS[name])
+
+
+@pytest.mark.parametrize("name", ["everything in a loop", "judge", "best"])
+def test_shards_workers_and_a_crash_change_nothing(name: str, tmp_path: Path) -> None:
+    """1. One worker, whole. 2. Two workers and small shards, of which one dies on the way."""
+
+    def sabotage(worker: int, pump: int) -> None:
+        if worker == 0 and pump == 3:
+            raise CrashError
+
+    run_in_process(load_job(write_job(tmp_path, TOPICS, stages=GRAPHS[name])))
+    other = write_job(tmp_path / "other", TOPICS, stages=GRAPHS[name])
+    job = load_job(other, "output.rows_per_shard=1", "engine.slots=3")
+    run_in_process(job, size=2, sabotage=sabotage)
+    made = [{**row, "model": ""} for row in rows(tmp_path)]
+    assert made == [{**row, "model": ""} for row in rows(tmp_path / "other")]
 
 
 def graphs() -> st.SearchStrategy[list[dict[str, Any]]]:
