@@ -252,6 +252,7 @@ def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str
         ("columns", ", ".join(f"{name} {kind}" for name, kind in summary.output_columns)),
         *(("note", note) for note in summary.notes),
         ("first prompt", "\n" + summary.first_prompt),
+        *((f"then {name}", "\n" + prompt) for name, prompt in summary.later_prompts),
     ]
 
 

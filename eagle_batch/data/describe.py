@@ -46,6 +46,8 @@ class PlanSummary:
     stages: tuple[str, ...]
     #: Prompt of the first row in the first stage, or why it has none.
     first_prompt: str
+    #: (stage, prompt) of the later stages for that row; what is not written yet stands as <name>.
+    later_prompts: tuple[tuple[str, str], ...]
     output_columns: tuple[tuple[str, str], ...]
     output_path: str
     #: Keys of the first and the last data object below the output.
@@ -106,6 +108,7 @@ def describe(pipeline: Pipeline) -> PlanSummary:
     """Return what the pipeline would do; raises ConfigError with all its problems."""
     plan, prompter = prepare(pipeline)
     schema = output_schema(pipeline, plan.schema)
+    prompts = _first_prompts(pipeline, plan, prompter)
     return PlanSummary(
         name=pipeline.name,
         fingerprint=plan.fingerprint,
@@ -116,7 +119,8 @@ def describe(pipeline: Pipeline) -> PlanSummary:
         shards=len(plan.shards),
         rows_per_shard=max(shard.rows for shard in plan.shards),
         stages=tuple(stage.name for stage in pipeline.stages),
-        first_prompt=_first_prompt(pipeline, plan, prompter),
+        first_prompt=prompts[0],
+        later_prompts=tuple(zip([s.name for s in pipeline.stages[1:]], prompts[1:], strict=True)),
         output_columns=tuple((field.name, str(field.type)) for field in schema),
         output_path=pipeline.output.path,
         first_key=f"data/{plan.shards[0].key}.parquet",
@@ -180,15 +184,22 @@ def _store_problems(path: str) -> list[str]:
     return []
 
 
-def _first_prompt(pipeline: Pipeline, plan: Plan, prompter: Prompter) -> str:
+def _first_prompts(pipeline: Pipeline, plan: Plan, prompter: Prompter) -> list[str]:
+    """Return the prompt of the first row in each stage, in the first turn of a loop."""
     nothing_passed = pipeline.input.model_copy(update={"columns": ()})
     lean = pipeline.model_copy(update={"input": nothing_passed})
-    rows = RowReader(lean, plan, prompter.stages[:1]).read(plan.shards[0], 0, 1)
-    try:
-        names = [stage.name for stage in pipeline.stages]
-        return prompter.render(0, prompter.stages[0].begins(rows.values(0), names))
-    except RequestError as error:
-        return f"(row {rows.ids[0]} has no prompt: {error.reason}: {error.message})"
+    rows = RowReader(lean, plan, prompter.stages).read(plan.shards[0], 0, 1)
+    names = [stage.name for stage in pipeline.stages]
+    prompts = []
+    for index, template in enumerate(prompter.stages):
+        texts = {name: f"<{name}>" for name in names[:index]}
+        try:
+            seen = template.begins(rows.values(0), names) | texts
+            prompts.append(prompter.render(index, seen))
+        except RequestError as error:
+            why = "it depends on what earlier stages write" if index else str(error.reason)
+            prompts.append(f"(row {rows.ids[0]} has no prompt: {why}: {error.message})")
+    return prompts
 
 
 def _workers(pipeline: Pipeline) -> str:

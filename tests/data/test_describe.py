@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,26 @@ def test_the_first_prompt_of_a_loop_is_that_of_its_first_turn(tmp_path: Path) ->
         {"name": "answer", "prompt": "{{ question }}", "repeat": {"first": "question"}},
     ]
     assert describe(make_pipeline(tmp_path, {"stages": stages})).first_prompt == "1: topic 0"
+
+
+def test_the_prompt_of_each_stage_is_shown_with_names_for_texts_to_come(tmp_path: Path) -> None:
+    stages = [
+        {"name": "question", "prompt": "Ask about {{ topic }}."},
+        {"name": "answer", "prompt": "{{ topic }}? {{ question }}"},
+        {"name": "grade", "prompt": "{{ answer.points + 1 }}"},
+    ]
+    summary = describe(make_pipeline(tmp_path, {"stages": stages}))
+    assert summary.first_prompt == "Ask about topic 0."
+    (answer, grade) = summary.later_prompts
+    assert answer == ("answer", "topic 0? <question>")
+    assert grade[1].startswith("(row 0 has no prompt: it depends on what earlier stages write: ")
+
+
+def test_a_hundred_files_are_planned_in_less_than_a_second(tmp_path: Path) -> None:
+    for number in range(100):
+        table = pa.table({"id": [f"{number}:{n}" for n in range(50)], "topic": ["t"] * 50})
+        pq.write_table(table, tmp_path / f"{number:03}.parquet")
+    pipeline = make_pipeline(tmp_path, {"input.path": "[0-9]*.parquet"})
+    begun = time.process_time()  # A busy machine must not decide.
+    assert describe(pipeline).rows == 5000
+    assert time.process_time() - begun < 1.0
