@@ -275,9 +275,12 @@ def submit(folder: Path, api: Cluster, *, slow: bool = False) -> Submission:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
-def test_a_wrong_pipeline_is_refused_on_the_cluster_by_the_real_command(
+def test_a_wrong_token_and_a_wrong_pipeline_are_refused_by_the_real_head_and_command(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="the cluster refuses the token"):
+        Cluster(head.address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
     api = Cluster(head.address)
     path = write_job(tmp_path / "p", ["a"], stages=[{"name": "one", "prompt": "{{ nope }}"}])
@@ -288,15 +291,12 @@ def test_a_wrong_pipeline_is_refused_on_the_cluster_by_the_real_command(
     assert "stages.0.prompt: found 'nope', which is neither a column" in "".join(shown)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 def test_the_life_of_a_submission(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused without the token; submit, attach, stop, resume; then all rows are there."""
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="the cluster refuses the token"):
-        Cluster(head.address)
+    """Submit, attach, stop, resume; by default `test_nodes.py` does it on a changing cluster."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
     api = Cluster(head.address)
     write_job(tmp_path, TOPICS)
