@@ -198,7 +198,6 @@ class Engine:
             processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
             verdict = self._judge(state, tree, processed_BNV)
             result = _round_result(tree, verdict, logits_BNV, processed_BNV)
-            logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
             self._commit(state, tree, verdict)
         if self.drafter is not None and self._follows:
             with self._clock.phase("draft"):
@@ -206,6 +205,8 @@ class Engine:
         else:
             for row in self._slots.rows:
                 row.followed = False
+        # Here the host waits for the round, and nowhere before.
+        logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
         return self._account(result.tolist(), tree.depth, logprobs), tree.depth
 
     def _state(self) -> DraftState:
@@ -237,7 +238,7 @@ class Engine:
     def _judge(self, state: DraftState, tree: DraftTree, logits_BNV: Tensor) -> Verdict:
         """Let the target choose at the nodes of the trees and walk down its choices."""
         params = state.params
-        if not params.sampled or logits_BNV.device.type != "cpu":
+        if not (params.sampled and params.host_looks):
             index_BN = state.index_B[:, None] + tree.depth_BN
             return walk(tree, choose(logits_BNV, index_BN, params, self._eos_ids))
 

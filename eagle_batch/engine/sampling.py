@@ -50,6 +50,8 @@ class RowParams:
     least_length: bool
     history: bool
     bad_words: bool
+    #: Whether the host may look at results in the middle of a round: on the CPU, where it is free.
+    host_looks: bool
     #: Most log-probabilities that any row asks for at a place; None if none does.
     logprobs: int | None
 
@@ -94,6 +96,7 @@ def pack_params(
         least_length=any(p.min_tokens > 0 for p in params),
         history=any(p.penalised or p.logit_bias for p in params),
         bad_words=any(p.bad_words for p in params),
+        host_looks=device.type == "cpu",
         logprobs=max((p.logprobs for p in params if p.logprobs is not None), default=None),
     )
 
@@ -108,7 +111,7 @@ def choose(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Ten
         logits_BNV = _ban_early_end(logits_BNV, index_BN, params, eos_ids)
     if not params.sampled:
         return logits_BNV.argmax(-1)
-    if logits_BNV.device.type == "cpu":
+    if params.host_looks:
         return choose_by_walking(logits_BNV, index_BN, params)
     scores = filtered_logits(logits_BNV, params)
     return scores.add_(_noise(scores, index_BN, params)).argmax(-1)

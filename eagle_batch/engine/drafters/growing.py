@@ -130,8 +130,9 @@ class GrowingDrafter(ABC):
         """Put keys and values of a shared prefix at the start of a row."""
         self.cache.restore(row, columns[0])
 
-    def _extent(self, columns: int) -> int:
-        return min(columns, self.cache.shape.capacity)
+    def _extent(self, columns: int, size: int = 32) -> int:
+        """Round an extent up, so that rounds share few shapes."""
+        return min(-(-columns // size) * size, self.cache.shape.capacity)
 
     def _keep_states(self, chain: CommittedChain, states_BAH: Tensor, last_B: Tensor) -> None:
         """Draft next from the state at each row's last place."""
