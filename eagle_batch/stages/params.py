@@ -40,7 +40,10 @@ def row_params(
     except ValidationError as error:
         lines = explain_problems(error, Sampling, found, key)
         raise RequestError(Reason.INVALID_SAMPLING, "; ".join(lines)) from error
-    return to_params(settled, template.stage.structured, logprobs=logprobs)
+    try:
+        return to_params(settled, template.stage.structured, logprobs=logprobs)
+    except ValueError as error:  # Values that contradict each other or the stage's structure.
+        raise RequestError(Reason.INVALID_SAMPLING, f"{key}: {error}") from error
 
 
 def _value(template: StageTemplate, name: str, values: Mapping[str, object], key: str) -> object:

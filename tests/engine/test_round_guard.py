@@ -38,7 +38,7 @@ READS = {
     "unique2",
     "_unique2",
 }
-#: Methods that read the memory of a tensor without an operation. `numpy` is none of them: kernels of
+#: Methods that read a tensor's memory without an operation. `numpy` is none of them: kernels of
 #: the CPU take memory through it, and a tensor on another device has none to give.
 METHODS = {"tolist", "item", "__bool__", "__int__", "__float__", "__index__"}
 
