@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -86,14 +87,13 @@ def test_the_sampled_law_is_the_targets_processed_law(shape: str, name: str) -> 
     laws = node_laws(tree, paths, PARAMS[name])
     outcomes = torch.tensor(list(itertools.product(range(VOCAB), repeat=len(paths))))
     chances = laws.expand(len(outcomes), -1, -1).gather(2, outcomes[..., None])[..., 0].prod(1)
-    whole = DraftTree(
-        **{
-            field: value.expand(len(outcomes), *value.shape[1:])
-            if isinstance(value := getattr(tree, field), Tensor)
-            else value
-            for field in DraftTree.__dataclass_fields__
-        }
-    )
+    fields: dict[str, Any] = {
+        field: value.expand(len(outcomes), *value.shape[1:])
+        if isinstance(value := getattr(tree, field), Tensor)
+        else value
+        for field in DraftTree.__dataclass_fields__
+    }
+    whole = DraftTree(**fields)
     verdict = walk(whole, outcomes)
     emitted: dict[tuple[int, ...], float] = {}
     rows = zip(
