@@ -22,6 +22,8 @@ VALUES: dict[str, list[Any]] = {
     "language": ["en", "de"] * (ROWS // 2),
     "score": [0.25 + n / ROWS for n in range(ROWS)],
     "tags": [["a", "b"]] * ROWS,
+    "conversation": [[{"role": "user", "content": "Hello."}]] * ROWS,
+    "graded_examples": [[{"role": "user", "content": "Fine."}]] * ROWS,
 }
 NAMES = [name for name, document in DOCUMENTS.items() if "stages" in document]
 
@@ -59,6 +61,7 @@ def made_for(document: dict[str, Any], folder: Path) -> Path:
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking %}<think>{% endif %}"
     )
     changed = document | {
         # An input of so many rows is made of nothing.

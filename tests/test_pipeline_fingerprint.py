@@ -38,6 +38,8 @@ BOUND: dict[str, Any] = {
     "stages.1.sampling": {"temperature": 0.5},
     "samples": 2,
     "engine": {"kind": "vllm"},
+    "deduplicate": {"column": "answer"},
+    "decontaminate": {"stages": "answer", "against": "topics.parquet", "column": "topic"},
     "output.rows_per_shard": 8,
     "output.token_ids": True,
 }

@@ -141,6 +141,10 @@ class DemoRun:
             "output.rows_per_shard=8",
             # Two jobs with two threads each on two cores spend their time waiting for each other.
             "engine.threads=1",
+            # Left to itself a job of one thread may well decode plainly.
+            "speculation.method=eagle",
+            "speculation.depth=3",
+            "speculation.nodes=5",
             "stages.0.sampling.max_tokens=16",
             "stages.1.sampling.max_tokens=32",
             *more,

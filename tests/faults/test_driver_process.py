@@ -126,7 +126,7 @@ def wait_for_actors(output: Path) -> list[int]:
 def test_a_ray_that_was_imported_before_its_settings_still_starts_and_says_so() -> None:
     program = (
         "import ray\n"
-        "from eagle_batch.job.pool import ray_session\n"
+        "from eagle_batch.job.session import ray_session\n"
         "from eagle_batch.pipeline import Workers\n"
         "with ray_session(Workers(count=1, gpus=0), 1, print):\n"
         "    print(ray.get(ray.remote(lambda: 'works').remote()))\n"
