@@ -182,9 +182,8 @@ def _score(q_JGD, columns, scores_JGT):
 
 
 @_kernel
-def _softmax(scores_JGT, j, g, scale, base, visible_BNM, b, n):
+def _softmax(scores_JGT, j, g, scale, base, extra, visible_BNM, b, n):
     """Turn scores into weights in place; put what divides their weighted sum behind them."""
-    extra = visible_BNM.shape[2]
     for m in range(extra):
         if not visible_BNM[b, n, m]:
             scores_JGT[j, g, base + m] = F32(-1e30)
@@ -238,17 +237,19 @@ def attend(q_RQD, storage_SC, first, base_B, visible_BNM, scale, scores_JGT, sum
     float32, for the J = N * Q / G queries of a row and a group.
     """
     rows, heads, size = q_RQD.shape
-    groups, tokens, extra = storage_SC.shape[3], visible_BNM.shape[1], visible_BNM.shape[2]
+    groups, tokens = storage_SC.shape[3], visible_BNM.shape[1]
     members = heads // groups
     q_BJGD = q_RQD.reshape(rows // tokens, tokens * members, groups, size)
     out_PJGD = out_PX.reshape(out_PX.shape[0], members, groups, size)
     for b in range(rows // tokens):
         base = base_B[b]
+        # What stands behind the end of a slot is padding, whose attention nobody reads.
+        extra = min(visible_BNM.shape[2], storage_SC.shape[1] - base)
         columns = storage_SC[first + b][: base + extra]
         _score(q_BJGD[b], columns, scores_JGT)
         for j in range(tokens * members):
             for g in range(groups):
-                _softmax(scores_JGT, j, g, scale, base, visible_BNM, b, j // members)
+                _softmax(scores_JGT, j, g, scale, base, extra, visible_BNM, b, j // members)
         _mix(scores_JGT, columns, sums_JGD[: tokens * members])
         for j in range(tokens * members):
             row, member = b * tokens + j // members, j % members

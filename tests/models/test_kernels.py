@@ -103,6 +103,31 @@ def test_attention_sees_the_committed_columns_and_the_path_of_a_node(
     assert (out[-2:] == 5.0).all(), "rows of padding are nobody's"
 
 
+def test_padding_behind_the_end_of_a_slot_is_not_looked_at() -> None:
+    capacity, tokens = 12, 5
+    cache = KeyValueCache(
+        CacheShape(1, 1, capacity, GROUPS, SIZE), dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.store.normal_()
+    queries = tokens * HEADS // GROUPS
+    # Whatever is written beyond the arrays shows in the guards behind them.
+    scores = np.full((queries + 1, GROUPS, capacity + 1), 7.0, np.float32)
+    out = torch.zeros(tokens, HEADS * SIZE)
+    kernels.attend(
+        np.ones((tokens, HEADS, SIZE), np.float32),
+        elements(cache.store[0]),
+        0,
+        np.array([capacity - 2]),
+        causal_visibility(1, tokens, torch.device("cpu")).numpy(),
+        np.float32(1.0),
+        scores,
+        np.zeros((queries, GROUPS, SIZE), np.float32),
+        elements(out),
+    )
+    assert (scores[-1] == 7.0).all()
+    assert out.isfinite().all()
+
+
 def both_ways(decoder: PackedDecoder, run: Any) -> tuple[Any, Any]:
     """Return what a pass gives with the kernels and without them."""
     fused, decoder._fused = decoder._fused, None
