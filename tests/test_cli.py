@@ -194,7 +194,8 @@ def test_plan_tells_what_would_run_and_writes_nothing(tmp_path: Path) -> None:
     for part in ("6 rows in 1 files", "12 (2 for each", "2 of at most 4 rows", "one -> two"):
         assert part in result.stdout
     assert "data/part-00000.parquet ... data/part-00001.parquet" in result.stdout
-    assert result.stdout.rstrip().endswith("ask topic")
+    assert "first prompt  \nask topic" in result.stdout
+    assert result.stdout.rstrip().endswith("<one> of topic")
     assert not (tmp_path / "out").exists()
 
 

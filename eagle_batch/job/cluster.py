@@ -33,6 +33,8 @@ STOP_SECONDS = 60
 POLL_S = 1.0
 #: Seconds that a cluster may be silent before a follower gives up.
 PATIENCE_S = 60.0
+#: What Ray answers while no node of a cluster takes jobs yet.
+_NOT_YET = "No available agent"
 RUNNING = frozenset({"PENDING", "RUNNING"})
 DIGEST = "eagle_batch_digest"
 _RESULT = re.compile(r"complete[^\n]*: (\d+) of \d+ rows, (\d+) quarantined")
@@ -146,6 +148,17 @@ class Cluster:
         return True
 
     def _start(self, name: str, parcel: Parcel) -> None:
+        """Submit; a cluster that has just started is asked again until its nodes take jobs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._submit(name, parcel)
+            except RuntimeError as error:
+                if _NOT_YET not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def _submit(self, name: str, parcel: Parcel) -> None:
         self._client.submit_job(
             entrypoint=ENTRYPOINT,
             submission_id=name,
