@@ -291,12 +291,11 @@ def test_a_wrong_token_and_a_wrong_pipeline_are_refused_by_the_real_head_and_com
     assert "stages.0.prompt: found 'nope', which is neither a column" in "".join(shown)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 def test_the_life_of_a_submission(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Submit, attach, stop, resume; by default `test_nodes.py` does it on a changing cluster."""
+    """Submit, attach, stop, resume; `test_nodes.py` does it on a changing cluster, by hand."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)
     api = Cluster(head.address)
     write_job(tmp_path, TOPICS)
