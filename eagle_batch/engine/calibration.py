@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -62,12 +63,8 @@ def measure_passes(target: Target, cache: KeyValueCache, most_tokens: int) -> Pa
         if size >= most_tokens or points[-1][1] > _PATIENCE_S:
             break
     # A larger pass is never cheaper: what says so is a disturbance.
-    return PassTable(
-        [
-            (size, max(seconds for _, seconds in points[: i + 1]))
-            for i, (size, _) in enumerate(points)
-        ]
-    )
+    rising = accumulate((seconds for _, seconds in points), max)
+    return PassTable([(size, least) for (size, _), least in zip(points, rising, strict=True)])
 
 
 def _time_pass(target: Target, cache: KeyValueCache, rows: int, tokens: int) -> float:

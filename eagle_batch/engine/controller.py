@@ -181,7 +181,10 @@ class Controller:
 
     def choose(self, rows: int) -> Shape:
         """Return the shape of the next round for so many rows."""
-        open_shapes = self._open.setdefault(_bucket(rows), self._trials(rows))
+        bucket = _bucket(rows)
+        if bucket not in self._open:
+            self._open[bucket] = self._trials(rows)
+        open_shapes = self._open[bucket]
         while open_shapes:
             if self._on_trial(open_shapes[0], rows):
                 return open_shapes[0]

@@ -28,12 +28,11 @@ from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules, scores_status
 from eagle_batch.engine.logprobs import Logprobs, path_logprobs
 from eagle_batch.engine.prefill import Prefill
-from eagle_batch.engine.request import Completion, EngineMetrics, Request
+from eagle_batch.engine.request import Completion, EngineMetrics, Request, check_room
 from eagle_batch.engine.sampling import choose
 from eagle_batch.engine.slots import Row, Slots
 from eagle_batch.engine.tree import DraftTree, root_tree
 from eagle_batch.engine.verify import Verdict, walk, walk_stepwise
-from eagle_batch.errors import Reason, RequestError
 from eagle_batch.models.target import Target, TargetOutput
 
 
@@ -118,15 +117,7 @@ class Engine:
         """
         if request.id in self._ids:
             raise ValueError(f"request id {request.id!r} is in the engine already")
-        count = len(request.prompt_ids)
-        if count == 0:
-            raise RequestError(Reason.EMPTY_PROMPT, "the prompt has no tokens")
-        if count >= self.context:
-            raise RequestError(
-                Reason.PROMPT_TOO_LONG,
-                f"the prompt has {count} tokens; the context holds {self.context} "
-                "and needs one for the answer",
-            )
+        check_room(request, self.context)
         self._adjustments.check(request.params)
         self._ids.add(request.id)
         self._waiting.append(request)

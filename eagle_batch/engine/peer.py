@@ -26,8 +26,9 @@ from eagle_batch.engine.request import (
     FinishReason,
     Request,
     SamplingParams,
+    check_room,
 )
-from eagle_batch.errors import ConfigError, HeadError, ModelError, Reason, RequestError
+from eagle_batch.errors import ConfigError, HeadError, ModelError
 from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.export import export_head
 
@@ -72,15 +73,7 @@ class VllmEngine:
 
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError when the row can never run."""
-        count = len(request.prompt_ids)
-        if count == 0:
-            raise RequestError(Reason.EMPTY_PROMPT, "the prompt has no tokens")
-        if count >= self._context:
-            raise RequestError(
-                Reason.PROMPT_TOO_LONG,
-                f"the prompt has {count} tokens; the context holds {self._context} "
-                "and needs one for the answer",
-            )
+        check_room(request, self._context)
         prompt = {"prompt_token_ids": list(request.prompt_ids)}
         self._engine.add_request(request.id, prompt, _params(request))
         self._requests[request.id] = request

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from eagle_batch.errors import Reason, RequestError
+
 #: "overflow": the target's logits were not finite; "banned": the grammar, the bad words and the
 #: biases left no token to choose. Either way the text is empty and the row is quarantined.
 FinishReason = Literal["eos", "stop", "length", "context", "overflow", "banned"]
@@ -291,6 +293,19 @@ def _combine_by_name(
     return tuple(
         (name, mine.get(name, 0) + sign * theirs.get(name, 0)) for name in sorted({*mine, *theirs})
     )
+
+
+def check_room(request: Request, context: int) -> None:
+    """Raise RequestError when a prompt is empty, or leaves no room for an answer in the context."""
+    count = len(request.prompt_ids)
+    if count == 0:
+        raise RequestError(Reason.EMPTY_PROMPT, "the prompt has no tokens")
+    if count >= context:
+        raise RequestError(
+            Reason.PROMPT_TOO_LONG,
+            f"the prompt has {count} tokens; the context holds {context} "
+            "and needs one for the answer",
+        )
 
 
 def noise_key(seed: int, row_id: str, sample: int, stage: str) -> int:

@@ -43,18 +43,7 @@ def azure(port: int) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "check",
-    [
-        suite.test_a_new_object_is_stored_and_read_back,
-        suite.test_the_second_writer_of_a_key_loses_and_the_first_bytes_stay,
-        suite.test_a_repeated_put_of_the_same_bytes_is_ours,
-        suite.test_of_sixteen_racing_writers_one_wins_and_its_bytes_are_stored,
-        suite.test_replace_replaces,
-        suite.test_a_listing_gives_sizes_below_the_prefix_only,
-        suite.test_a_listing_of_nothing_is_empty,
-        suite.test_a_missing_object_reads_as_none_and_deletes_quietly,
-        suite.test_a_deleted_key_can_be_written_again,
-        suite.test_a_disk_and_the_memory_let_one_writer_win,
-    ],
+    [*suite.ON_EVERY_STORE, suite.test_a_disk_and_the_memory_let_one_writer_win],
 )
 def test_the_store_suite_holds_on_azure(azure: str, check: Callable[[Store], None]) -> None:
     check(open_store(azure, QUICK))

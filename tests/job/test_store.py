@@ -231,3 +231,17 @@ def test_a_store_of_another_kind_is_taken_to_let_the_last_writer_win() -> None:
     assert not store.put_new("data/a", b"two"), "it looks before it puts"
     assert store.get("data/a") == b"one"
     assert store.list("_job") == {}
+
+
+#: What holds on every store; the tests of each kind of server run it there.
+ON_EVERY_STORE = [
+    test_a_new_object_is_stored_and_read_back,
+    test_the_second_writer_of_a_key_loses_and_the_first_bytes_stay,
+    test_a_repeated_put_of_the_same_bytes_is_ours,
+    test_of_sixteen_racing_writers_one_wins_and_its_bytes_are_stored,
+    test_replace_replaces,
+    test_a_listing_gives_sizes_below_the_prefix_only,
+    test_a_listing_of_nothing_is_empty,
+    test_a_missing_object_reads_as_none_and_deletes_quietly,
+    test_a_deleted_key_can_be_written_again,
+]
