@@ -16,7 +16,7 @@ from eagle_batch.engine.drafters.merged import MergedDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
-from eagle_batch.engine.engine import Engine
+from eagle_batch.engine.engine import Engine, TakeHead
 from eagle_batch.engine.request import EngineSpec
 from eagle_batch.engine.vocabularies import vocabulary_problem
 from eagle_batch.errors import ConfigError, ModelError
@@ -64,13 +64,17 @@ def load_parts(spec: EngineSpec) -> Parts:
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
     if spec.draft is not None:
         return Parts(target, tokenizer, None, _load_draft(spec, tokenizer))
-    if spec.head is None:
-        return Parts(target, tokenizer, None)
-    layers = target.shape.layers
-    head = load_head(spec.head, dtype=dtype, device=device, target_layers=layers)
+    head = None if spec.head is None else load_bound_head(spec.head, target)
+    return Parts(target, tokenizer, head)
+
+
+def load_bound_head(name: str, target: Target) -> Head:
+    """Load a head for a target, ready to draft; raises HeadError where it does not fit."""
+    layers, dtype = target.shape.layers, target.dtype
+    head = load_head(name, dtype=dtype, device=target.device, target_layers=layers)
     head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
     replace_linears(head)
-    return Parts(target, tokenizer, head)
+    return head
 
 
 def default_device() -> str:
@@ -108,8 +112,7 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
         )
     elif spec.ngram:
         drafter = _ngram(spec, context, spec.depth, parts.target.device)
-    if spec.branch and isinstance(drafter, GrowingDrafter):
-        drafter = MergedDrafter(drafter, _ngram(spec, context, spec.branch, parts.target.device))
+    drafter = _with_branch(drafter, spec, context, parts.target.device)
     return Engine(
         parts.target,
         drafter,
@@ -119,7 +122,30 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
         context=context,
         prefill_chunk=spec.prefill_chunk,
         auto=spec.auto,
+        take_head=_head_taker(spec, parts.target, context) if spec.adapt else None,
+        room=spec.nodes + spec.with_head("").branch if spec.adapt else 0,
     )
+
+
+def _head_taker(spec: EngineSpec, target: Target, context: int) -> TakeHead:
+    def take(name: str, now: Drafter | None) -> Drafter:
+        head = load_bound_head(name, target)
+        if isinstance(now, EagleDrafter | MergedDrafter) and now.take(head):
+            return now
+        later = spec.with_head(name)
+        drafter = _with_branch(_build_drafter(later, head, context), later, context, target.device)
+        assert drafter is not None
+        return drafter
+
+    return take
+
+
+def _with_branch(
+    drafter: Drafter | None, spec: EngineSpec, context: int, device: torch.device
+) -> Drafter | None:
+    if spec.branch and isinstance(drafter, GrowingDrafter):
+        return MergedDrafter(drafter, _ngram(spec, context, spec.branch, device))
+    return drafter
 
 
 def _ngram(spec: EngineSpec, context: int, depth: int, device: torch.device) -> NgramDrafter:

@@ -167,14 +167,18 @@ class Controller:
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
         self._passes: PassRatio = passes or (lambda _tokens, _reference: 1.0)
-        #: Chance that the first token drafted by a chain, and any of those of a tree, is accepted.
-        self._first = {False: _Mean(_GAIN_BLEND), True: _Mean(_GAIN_BLEND)}
-        self._gain = {shape: _Mean(_GAIN_BLEND) for shape in shapes}
-        self._rounds = dict.fromkeys(shapes, 0)
         self._cost: dict[tuple[Shape, int], _Cost] = {}
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
         self._total = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what drafts gain, since another head drafts from now on; costs stay known."""
+        #: Chance that the first token drafted by a chain, and any of those of a tree, is accepted.
+        self._first = {False: _Mean(_GAIN_BLEND), True: _Mean(_GAIN_BLEND)}
+        self._gain = {shape: _Mean(_GAIN_BLEND) for shape in self._shapes}
+        self._rounds = dict.fromkeys(self._shapes, 0)
         self._probe: tuple[Shape, int] | None = None
         #: Shapes whose trial may not be over, by bucket of rows.
         self._open: dict[int, list[Shape]] = {}

@@ -24,6 +24,12 @@ class Counters:
         self._drafted_at = [0] * depth
         self._accepted_at = [0] * depth
 
+    def deepen(self, depth: int) -> None:
+        """Make room for drafts of this depth."""
+        missing = [0] * (depth - len(self._drafted_at))
+        self._drafted_at += missing
+        self._accepted_at += missing
+
     def add_round(self, accepted: Sequence[int], depth: int, shape: str) -> None:
         """Count one verification pass that accepted so many drafted tokens in each row."""
         self._target_passes += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.adjust import Adjustments
-from eagle_batch.engine.calibration import measure_passes
+from eagle_batch.engine.calibration import PassTable, measure_passes
 from eagle_batch.engine.clock import PhaseClock
 from eagle_batch.engine.controller import PLAIN, Controller, Shape, Walk, grid
 from eagle_batch.engine.counters import Counters
@@ -34,6 +34,9 @@ from eagle_batch.engine.slots import Row, Slots
 from eagle_batch.engine.tree import DraftTree, root_tree
 from eagle_batch.engine.verify import Verdict, walk, walk_stepwise
 from eagle_batch.models.target import Target, TargetOutput
+
+#: (name of a head, what drafts now) -> what drafts with that head: the same object, or another one.
+TakeHead = Callable[[str, Drafter | None], Drafter]
 
 
 class Engine:
@@ -50,7 +53,13 @@ class Engine:
         context: int,
         prefill_chunk: int = 512,
         auto: bool = False,
+        take_head: TakeHead | None = None,
+        room: int = 0,
     ) -> None:
+        """Allocate the slots.
+
+        take_head, room: how a head that comes later is taken up, and the most nodes it may draft.
+        """
         self.target = target
         self.drafter = drafter
         #: The target's tokenizer; grammars and bad words need it, and the engine's caller.
@@ -62,9 +71,13 @@ class Engine:
             self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes, drafter.branch)
         #: Whether the drafter takes in what is committed; not while plain decoding is sure to win.
         self._follows = drafter is not None
-        nodes = self._fixed.nodes + self._fixed.branch
-        self.cache = target.new_cache(slots, context + nodes + 2)
-        self._controller = self._calibrated() if auto and drafter is not None else None
+        self._take_head = take_head
+        self._room = max(room, self._fixed.nodes + self._fixed.branch)
+        self.cache = target.new_cache(slots, context + self._room + 2)
+        self._controller: Controller | None = None
+        if auto and drafter is not None:
+            self._passes = self._calibrated()
+            self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
         self._slots = Slots(slots, target.device)
         self._waiting: deque[Request] = deque()
         self._ids: set[str] = set()
@@ -77,12 +90,9 @@ class Engine:
             target, drafter, self.cache, self._adjustments, self._eos_ids, prefill_chunk
         )
 
-    def _calibrated(self) -> Controller:
-        """Return a controller that knows what passes of the target cost, before any row is here."""
-        shapes = grid(*astuple(self._fixed))
-        most = max(1 + shape.nodes + shape.branch for shape in shapes) * self.cache.shape.slots
-        passes = measure_passes(self.target, self.cache, most)
-        return Controller(shapes, passes.ratio)
+    def _calibrated(self) -> PassTable:
+        """Return what passes of the target cost, measured before any row is here."""
+        return measure_passes(self.target, self.cache, (1 + self._room) * self.cache.shape.slots)
 
     @property
     def slots(self) -> int:
@@ -107,6 +117,33 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """Return the counters since the engine was built."""
         return self._counters.snapshot(self._clock, self._prefill)
+
+    def use_head(self, name: str) -> None:
+        """Draft with another head from the next round on.
+
+        A head like the one before takes its place, and running rows are drafted on from the keys
+        of the old one; where the drafter is another, they are decoded plainly to their end.
+        Raises HeadError where the head does not fit; the engine then goes on as before.
+        """
+        assert self._take_head is not None, "built for one head"
+        assert self._controller is not None, "heads that come are measured"
+        drafter = self._take_head(name, self.drafter)
+        if drafter is self.drafter:
+            self._controller.renew()
+        else:
+            self._draft_with(drafter)
+        self._prefill.use(drafter)
+        self._follows = True
+
+    def _draft_with(self, drafter: Drafter) -> None:
+        self._fixed = Shape(drafter.depth, drafter.width, drafter.nodes, drafter.branch)
+        assert self._fixed.nodes + self._fixed.branch <= self._room, "the slots have no such room"
+        self.drafter = drafter
+        self._aux_layers = drafter.aux_layers
+        self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
+        self._counters.deepen(drafter.depth)
+        for row in self._slots.rows:
+            row.followed = False
 
     def add(self, request: Request) -> None:
         """Queue a request.

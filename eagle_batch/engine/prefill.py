@@ -56,6 +56,11 @@ class Prefill:
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
+    def use(self, drafter: Drafter) -> None:
+        """Show prompts to another drafter, or one that has learnt; known starts are forgotten."""
+        self._drafter = drafter
+        self._prefixes = PrefixStore()
+
     def choose_group(self, waiting: deque[Request], free: int) -> list[Request]:
         """Take requests off the queue: all that fit, or one alone if others share its prefix."""
         first = waiting.popleft()

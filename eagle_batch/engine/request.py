@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from eagle_batch.errors import Reason, RequestError
@@ -205,6 +205,8 @@ class EngineSpec:
     branch: int = 0
     #: Choose the shape of each round while running, the one above being the largest.
     auto: bool = False
+    #: A head, or another one, may come while the engine runs; needs `auto`.
+    adapt: bool = False
     #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.
     paths: tuple[tuple[int, ...], ...] = ()
     #: Rows decoded together.
@@ -220,6 +222,11 @@ class EngineSpec:
     kind: str = "own"
     #: GPUs that hold the target together; vllm only.
     tensor_parallel: int = 1
+
+    def with_head(self, name: str) -> EngineSpec:
+        """Return what drafts with this head; bare n-grams stay, as a branch of its tree."""
+        branch = self.depth if self.ngram else self.branch
+        return replace(self, head=name, ngram=False, branch=branch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,26 @@ class EagleDrafter(GrowingDrafter):
         width = min(width, config.draft_vocab)
         weight = next(head.parameters())
         shape = CacheShape(1, slots, capacity + depth * width, config.kv_heads, config.head_dim)
-        identity = torch.arange(config.draft_vocab, device=weight.device)
         super().__init__(
             KeyValueCache(shape, dtype=weight.dtype, device=weight.device),
             hidden=config.hidden,
-            target_ids_V=identity if head.draft_to_target is None else head.draft_to_target,
+            target_ids_V=_target_ids(head),
             depth=depth,
             width=width,
             nodes=nodes,
         )
         self._scale = config.head_dim**-0.5
+
+    def take(self, head: Head) -> bool:
+        """Draft with another head of the same configuration; returns whether it is one.
+
+        What rows hold of the old one stays: a head that has learnt on reads it nearly as well.
+        """
+        if head.config != self.head.config:
+            return False
+        self.head = head
+        self._target_ids = _target_ids(head)
+        return True
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Run the head over committed tokens; the output at `last` is what the row drafts from."""
@@ -61,3 +71,10 @@ class EagleDrafter(GrowingDrafter):
 
     def _logits(self, states: Tensor) -> Tensor:
         return self.head.logits(states)
+
+
+def _target_ids(head: Head) -> Tensor:
+    """Return the target id of each token that a head can draft."""
+    if head.draft_to_target is not None:
+        return head.draft_to_target
+    return torch.arange(head.config.draft_vocab, device=next(head.parameters()).device)

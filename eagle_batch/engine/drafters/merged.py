@@ -14,9 +14,11 @@ from torch import Tensor
 
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
+from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.tree import DraftTree, Selection, build_tree, root_tree
+from eagle_batch.models.heads import Head
 
 
 class MergedDrafter:
@@ -29,6 +31,10 @@ class MergedDrafter:
         self.branch = ngram.depth
         self._model = model
         self._ngram = ngram
+
+    def take(self, head: Head) -> bool:
+        """Let the model draft with another head; see `EagleDrafter.take`."""
+        return isinstance(self._model, EagleDrafter) and self._model.take(head)
 
     def use(self, shape: Shape) -> None:
         """Draft in another shape from the next round on; no nodes leaves the branch alone."""
