@@ -68,6 +68,7 @@ LIBRARIES = {
         "job/session.py",
         "job/cluster.py",
         "job/telemetry.py",
+        "job/training.py",
         # An output as a Ray Dataset.
         "api/ray_data.py",
     },

@@ -35,12 +35,18 @@ def file_prompts(path: Path, prompter: Prompter, count: int) -> list[str]:
     """
     if prompter.chat is None:
         raise ConfigError(f"{path}: the pipeline has no chat stage, so questions make no prompts")
-    texts = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(islice(lines, count), start=1):
-            question = _question(path, number, line)
-            texts.append(prompter.chat.render([{"role": "user", "content": question}]))
-    return texts
+    chat = prompter.chat
+    return [chat.render([{"role": "user", "content": q}]) for q in questions(path, count)]
+
+
+def questions(path: Path, count: int) -> list[str]:
+    """Return the first questions of a JSON lines file; see `file_prompts`."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            first = list(islice(lines, count))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON lines: {error}") from error
+    return [_question(path, number, line) for number, line in enumerate(first, start=1)]
 
 
 def _question(path: Path, number: int, line: str) -> str:

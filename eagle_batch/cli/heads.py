@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from eagle_batch.training.check import Decoded, HeadReport
     from eagle_batch.training.config import TrainingConfig
     from eagle_batch.training.trainer import Progress, TrainingResult
 
@@ -32,8 +33,8 @@ def heads() -> None:
 def train(*, config: Path, plain: bool) -> None:
     """Train a head as CONFIG, a YAML file, says; the same command resumes an interrupted run.
 
-    Writes `head/` (official EAGLE layout), `head-speculators/`, `curve.jsonl` and `state/` below
-    the file's `out`.
+    Writes `head/` (official EAGLE layout), `head-speculators/`, `curve.jsonl`, `curve.svg` and
+    `state/` below the file's `out`.
     """
     settings = load_training_config(config)
     target = _model_folder(settings.target, config.parent)
@@ -52,15 +53,27 @@ def train(*, config: Path, plain: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Parquet file with prompt_token_ids and completion_token_ids of the target's own texts.",
 )
-@click.option("--rows", default=64, show_default=True, help="Most texts that are read.")
-def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
-    """Load HEAD strictly, compare it with TARGET and, with --texts, measure its acceptance.
+@click.option(
+    "--prompts",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON lines with `prompt` or `turns`, which the target answers with this head.",
+)
+@click.option("--rows", default=64, show_default=True, help="Most texts or prompts that are read.")
+def check(
+    *, head: str, target: str, texts: Path | None, prompts: tuple[Path, ...], rows: int
+) -> None:
+    """Load HEAD strictly, compare it with TARGET, and measure its acceptance.
 
-    A head that an engine reads wrongly still loads and runs; only poor acceptance shows it.
+    A head that an engine reads wrongly still loads and runs; only poor acceptance shows it. With
+    --texts or --prompts the neighbouring choices of aux layers are tried too.
     """
+    from eagle_batch.bench.prompts import questions
     from eagle_batch.training.check import check_head
 
-    report = check_head(head, _model_folder(target, Path()), texts, rows=rows)
+    asked = [text for path in prompts for text in questions(path, rows)]
+    folder = _model_folder(target, Path())
+    report = check_head(head, folder, texts=texts, prompts=asked, rows=rows)
     config = report.config
     layers = ", ".join(map(str, config.aux_layers)) or "the last hidden state"
     click.echo(f"{config.kind}: {report.parameters / 1e6:.1f} M parameters, fits {target}")
@@ -68,6 +81,32 @@ def check(*, head: str, target: str, texts: Path | None, rows: int) -> None:
     if report.acceptance is not None:
         click.echo(f"accepted by position: {_shares(report.acceptance.by_position)}")
         _say_chain_length(report.acceptance.chain_length)
+    if report.decoded is not None:
+        _say_decoded(report.decoded)
+    _warn(report)
+
+
+def _say_decoded(decoded: Decoded) -> None:
+    click.echo(
+        f"{decoded.prompts} prompts answered greedily, {decoded.tokens} tokens: "
+        f"{decoded.acceptance_length:.2f} tokens a pass with chains of {len(decoded.by_position)}"
+    )
+    click.echo(f"accepted by position: {_shares(decoded.by_position)}")
+
+
+def _warn(report: HeadReport) -> None:
+    if report.better is not None:
+        layers, theirs, ours = report.better
+        click.echo(
+            f"warning: with aux layers {', '.join(map(str, layers))} the first draft is accepted "
+            f"{theirs:.0%} of the time, with the head's own {ours:.0%}: its config counts layers "
+            "otherwise; set eagle_aux_hidden_state_layer_ids in its config.json to the better ones"
+        )
+    if report.suspicious:
+        click.echo(
+            "warning: the first draft is accepted less than 30% of the time: the head was trained "
+            "with other aux layers, another chat template or another target, or hardly trained"
+        )
 
 
 @heads.command(short_help="Explain a measured speed-up by acceptance and costs.")
@@ -122,8 +161,7 @@ def _train(settings: TrainingConfig, base: Path, target: str, *, plain: bool) ->
     from rich import progress as rich_progress
     from rich.console import Console
 
-    from eagle_batch.training.run import train_head
-
+    train_head = _on_ray if settings.workers > 1 else _in_this_process
     console = Console()
     if plain or not console.is_terminal:
         return train_head(settings, base=base, target=target, on_file=_say_file, on_step=_say_step)
@@ -144,6 +182,18 @@ def _train(settings: TrainingConfig, base: Path, target: str, *, plain: bool) ->
             _show(bar, task, progress)
 
         return train_head(settings, base=base, target=target, on_file=show_file, on_step=show_step)
+
+
+def _in_this_process(settings: TrainingConfig, **where: Any) -> TrainingResult:
+    from eagle_batch.training.run import train_head
+
+    return train_head(settings, **where)
+
+
+def _on_ray(settings: TrainingConfig, **where: Any) -> TrainingResult:
+    from eagle_batch.job.training import train_on_ray
+
+    return train_on_ray(settings, **where, say=click.echo)
 
 
 def _show(bar: Bar, task: TaskID, progress: Progress) -> None:

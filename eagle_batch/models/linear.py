@@ -65,8 +65,13 @@ def is_blockable(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or not _has_onednn():
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - its public name
+        return has_bfloat16()
     return weight.dtype == torch.float32
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor computes in bfloat16, which others emulate many times slower."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - its public name
 
 
 def _has_onednn() -> bool:

@@ -56,6 +56,11 @@ class TrainingConfig(BaseModel):
     #: Arithmetic of the training; weights and optimiser stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
+    #: Where to train: cpu, cuda, cuda:1 ...; auto takes a GPU where there is one.
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    #: Processes that share every batch, under Ray: on GPUs one for each.
+    workers: int = Field(1, ge=1, le=1024)
+    #: CPU threads of each process; null leaves torch's choice.
     threads: int | None = Field(None, ge=1)
     #: Steps between validations, and between saved states.
     evaluate_every: int = Field(100, ge=1)

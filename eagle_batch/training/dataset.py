@@ -34,6 +34,10 @@ class Batch:
     completion_BN: Tensor
     prompt_BN: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on a device."""
+        return Batch(*(getattr(self, name).to(device) for name in Batch.__slots__))
+
 
 class Dataset:
     """Training and held-out rows over memory-mapped chunks; an index names a row of all chunks."""

@@ -148,7 +148,7 @@ def _fill(chunk: Chunk, model: Any, group: Sequence[int], aux_layers: Sequence[i
     spans = [slice(int(chunk.starts[i]), int(chunk.starts[i + 1])) for i in group]
     rows = [chunk.tokens_T[span].long() for span in spans]
     tokens_BN = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    found = collect_features(model, tokens_BN, [len(r) for r in rows], aux_layers)
+    found = collect_features(model, tokens_BN.to(model.device), [len(r) for r in rows], aux_layers)
     for row, span in enumerate(spans):
         length = span.stop - span.start
         chunk.aux_TF[span] = found.aux_BNF[row, :length]

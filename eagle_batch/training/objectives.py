@@ -22,11 +22,21 @@ _FEATURE_WEIGHT, _TOKEN_WEIGHT = 1.0, 0.1
 _NOISE_WIDTH, _NOISE_LENGTH = 0.2, 512
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is to be minimised is total / weight, over all parts of a batch."""
+
+    #: Sum over the counted positions.
+    total: Tensor
+    #: Their weight, without a gradient.
+    weight: Tensor
+
+
 class Objective(Protocol):
     """A loss over one batch; randomness comes from `generator` alone."""
 
-    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Return the scalar to minimise."""
+    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the sum over the batch's positions, and what they weigh."""
         ...
 
 
@@ -73,10 +83,11 @@ class DraftVocabulary:
     """The target's output matrix cut to the draft vocabulary, and the map of ids into it."""
 
     def __init__(self, lm_head_VH: Tensor, kept: Tensor | None) -> None:
-        rows = torch.arange(len(lm_head_VH)) if kept is None else kept
+        device = lm_head_VH.device
+        rows = torch.arange(len(lm_head_VH), device=device) if kept is None else kept.to(device)
         self.lm_head_WH = lm_head_VH.detach()[rows]
-        self.draft_id_V = torch.full((len(lm_head_VH),), -1, dtype=torch.long)
-        self.draft_id_V[rows] = torch.arange(len(rows))
+        self.draft_id_V = torch.full((len(lm_head_VH),), -1, dtype=torch.long, device=device)
+        self.draft_id_V[rows] = torch.arange(len(rows), device=device)
 
     def targets(self, batch: Batch) -> Targets:
         """Compute the probabilities of a batch, once for all steps."""
@@ -95,18 +106,18 @@ class Eagle3Objective:
     #: Weight of prompt positions beside 1 for completions; the target's opinion is there for free.
     prompt_weight: float
 
-    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        """Return the loss a counted position; one whose best token cannot be drafted is none."""
+    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Loss:  # noqa: ARG002
+        """Return the loss; a position whose best token cannot be drafted does not count."""
         targets = self.vocabulary.targets(batch)
         weight_BN = batch.completion_BN + self.prompt_weight * batch.prompt_BN
         weight_BN = weight_BN * (targets.top_BN >= 0)
-        total = torch.zeros(())
+        total = torch.zeros((), device=batch.tokens_BN.device)
         for step, out_BRH in enumerate(unroll(head, batch.tokens_BN, batch.aux_BNF, self.steps)):
             logits_BRW = head.logits(out_BRH)
             p_BRW = targets.p_BNW[:, 1 + step :].to(logits_BRW.dtype)
             loss = soft_cross_entropy(logits_BRW, p_BRW, weight_BN[:, 1 + step :])
             total = total + self.decay**step * loss
-        return total / weight_BN[:, 1:].sum().clamp(min=1.0)
+        return Loss(total, weight_BN[:, 1:].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +126,9 @@ class Eagle1Objective:
 
     vocabulary: DraftVocabulary
 
-    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Tensor:
-        """Return the loss a completion position; the input features carry uniform noise."""
-        noise = torch.rand(batch.aux_BNF.shape, generator=generator) - 0.5
+    def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the loss of the completion positions; the input features carry uniform noise."""
+        noise = torch.rand(batch.aux_BNF.shape, generator=generator).to(batch.aux_BNF.device) - 0.5
         noise *= _NOISE_WIDTH * _NOISE_LENGTH / batch.tokens_BN.shape[1]
         out_BRH = next(unroll(head, batch.tokens_BN, batch.aux_BNF + noise, 1))
         weight_BR = batch.completion_BN[:, 1:].float()
@@ -127,4 +138,4 @@ class Eagle1Objective:
         p_BRW = self.vocabulary.targets(batch).p_BNW[:, 1:].to(logits_BRW.dtype)
         token = soft_cross_entropy(logits_BRW, p_BRW, weight_BR)
         total = _FEATURE_WEIGHT * (feature_BR * weight_BR).sum() + _TOKEN_WEIGHT * token
-        return total / weight_BR.sum().clamp(min=1.0)
+        return Loss(total, weight_BR.sum())

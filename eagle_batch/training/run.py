@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from eagle_batch.errors import ModelError
+from eagle_batch.errors import ConfigError, ModelError
+from eagle_batch.models.linear import has_bfloat16
 from eagle_batch.training.config import TrainingConfig
 from eagle_batch.training.features import FeatureStore, target_identity
 from eagle_batch.training.initial import head_config_for
 from eagle_batch.training.samples import find_files
+from eagle_batch.training.team import ALONE, Team
 from eagle_batch.training.trainer import Progress, Trainer, TrainingResult
 
 
@@ -23,8 +25,9 @@ def train_head(
     target: str,
     on_file: Callable[[Path, int], None] = lambda _path, _tokens: None,
     on_step: Callable[[Progress], None] = lambda _: None,
+    team: Team = ALONE,
 ) -> TrainingResult:
-    """Run or resume the training of one head.
+    """Run or resume the training of one head, alone or as one process of a team.
 
     `target` is the folder of the target, or its hub id; paths of the data are relative to `base`.
     Raises ConfigError, DataError, HeadError or ModelError.
@@ -34,8 +37,8 @@ def train_head(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     files = find_files(config.data, base)
-    # The target's states are only teachers: bfloat16 is enough for them and takes half the time.
-    model = load_target(target, torch.bfloat16)
+    device = training_device(config.device)
+    model = load_target(target, teacher_dtype(device)).to(device)
     store = FeatureStore(
         config.features or config.out / "features",
         model,
@@ -43,13 +46,38 @@ def train_head(
         aux_layers=_aux_layers(config, model),
         max_length=config.max_length,
     )
+    for path in team.share(files):
+        store.chunk(path)
+    team.wait()
     chunks = []
     for path in files:
         chunks.append(store.chunk(path))
         on_file(path, len(chunks[-1].tokens_T))
     # A folder's name means nothing on another machine; a hub id does.
     name = "" if Path(target).is_dir() else target
-    return Trainer(config, model.float(), chunks, name).run(on_step)
+    return Trainer(config, model.float(), chunks, name, team).run(on_step)
+
+
+def training_device(name: str) -> torch.device:
+    """Return the device that `auto` or a name means; ConfigError where there is no such GPU."""
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"device: found {name!r}, but torch sees {count} GPUs here; set `device: cpu`, or "
+            "install a CUDA build of torch"
+        )
+    return device
+
+
+def teacher_dtype(device: torch.device) -> torch.dtype:
+    """Return the number format of the target's states: bfloat16 does for a teacher.
+
+    Where the processor only emulates it, float32 is several times faster.
+    """
+    return torch.bfloat16 if device.type != "cpu" or has_bfloat16() else torch.float32
 
 
 def load_target(target: str, dtype: torch.dtype) -> Any:

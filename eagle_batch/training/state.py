@@ -33,7 +33,6 @@ class TrainingState:
     position: int
     head: dict[str, Tensor]
     optimizer: dict[str, Any]
-    generator: Tensor
     best: float
     seconds: float
     curve: list[dict[str, Any]]
@@ -62,7 +61,7 @@ def load_state(folder: Path, fingerprint: str) -> TrainingState | None:
     problems = []
     for path in reversed(_states(folder)):
         try:
-            state = TrainingState(**torch.load(path, weights_only=True))
+            state = TrainingState(**torch.load(path, map_location="cpu", weights_only=True))
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, TypeError) as error:
             problems.append(f"{path}: not readable: {error}")
             continue

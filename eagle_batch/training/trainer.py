@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,15 +30,19 @@ from eagle_batch.training.objectives import (
     DraftVocabulary,
     Eagle1Objective,
     Eagle3Objective,
+    Loss,
     Objective,
 )
+from eagle_batch.training.picture import draw_curve
 from eagle_batch.training.state import TrainingState, load_state, save_state
+from eagle_batch.training.team import ALONE, Team
 from eagle_batch.training.validation import Acceptance, measure_acceptance
 from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
 
 _BETAS = (0.9, 0.95)
 #: What may change between a run and its continuation without changing its numbers.
 _FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target", "start"}
+_FREE_SETTINGS |= {"device", "workers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,17 @@ class Trainer:
     """Trains one head; `run` goes on from the newest saved state of its folder."""
 
     def __init__(
-        self, config: TrainingConfig, target: Any, chunks: list[Chunk], name: str = ""
+        self,
+        config: TrainingConfig,
+        target: Any,
+        chunks: list[Chunk],
+        name: str = "",
+        team: Team = ALONE,
     ) -> None:
         self.config = config
         self.name = name
+        self.team = team
+        self.device = target.get_output_embeddings().weight.device
         plain = Dataset(chunks, config.held_out)
         _require_both_sides(plain)
         self.head = self._start(target, plain)
@@ -78,6 +90,7 @@ class Trainer:
         self.scale_F = feature_scale(chunks) if scaled else None
         self.data = Dataset(chunks, config.held_out, self.scale_F)
         _multiply_fc(self.head, self.scale_F)
+        self.head.to(self.device)
         self.held_out = self.data.validation[: config.held_out_rows]
         self.vocabulary = DraftVocabulary(
             target.get_output_embeddings().weight.to(_DTYPES[config.dtype]),
@@ -86,7 +99,6 @@ class Trainer:
         self.covered = coverage(plain.completion_tokens(), self.head.draft_to_target)
         self.objective = self._objective()
         self.optimizer = torch.optim.AdamW(_groups(self.head, config), betas=_BETAS)
-        self.generator = torch.Generator().manual_seed(config.seed)
         self._epochs = [len(self._batches(e)) for e in range(config.epochs)]
         self.steps = sum(self._epochs)
         self.state = self._fresh_state()
@@ -94,18 +106,26 @@ class Trainer:
     def run(self, on_step: Callable[[Progress], None] = lambda _: None) -> TrainingResult:
         """Train to the end; raises ConfigError where the folder holds another run."""
         folder = self.config.out / "state"
-        saved = load_state(folder, self.state.fingerprint)
+        found = load_state(folder, self.state.fingerprint) if self.team.first else None
+        saved = self.team.from_first(found)
         if saved is not None:
             self._restore(saved)
-        last = self._last_acceptance()
         for loss in self._train():
-            step = self.state.step
-            if step % self.config.evaluate_every == 0 or step == self.steps:
-                last = self._validate(loss)
-            if step % self.config.save_every == 0 or step == self.steps:
-                save_state(folder, self._captured())
-            on_step(Progress(step, self.steps, loss, last))
-        return self._finish()
+            if self.team.first:
+                on_step(self._keep(loss, folder))
+        if self.team.first:
+            self._finish()
+        self.team.wait()
+        return self._result()
+
+    def _keep(self, loss: float, folder: Path) -> Progress:
+        """Validate and save where it is time to."""
+        step = self.state.step
+        if step % self.config.evaluate_every == 0 or step == self.steps:
+            self._validate(loss)
+        if step % self.config.save_every == 0 or step == self.steps:
+            save_state(folder, self._captured())
+        return Progress(step, self.steps, loss, self._last_acceptance())
 
     def _train(self) -> Iterator[float]:
         """Take one optimiser step at a time and yield its loss."""
@@ -129,20 +149,34 @@ class Trainer:
         rate = learning_rate(self.state.step, self.steps, self.config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with self._arithmetic():
-            loss = self.objective.loss(self.head, self.data.batch(rows), self.generator)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._gradient(self.team.share(rows))
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip)
         self.optimizer.step()
-        return float(loss.detach())
+        return loss
+
+    def _gradient(self, rows: list[int]) -> float:
+        """Leave the gradient of the whole batch's mean loss, of which `rows` are our share."""
+        part = Loss(*torch.zeros(2, device=self.device))
+        if rows:
+            # A step's randomness depends on its number alone, so that a resumed run has the same.
+            place = np.random.SeedSequence([self.config.seed, self.state.step, self.team.rank])
+            generator = torch.Generator().manual_seed(int(place.generate_state(1)[0]))
+            with self._arithmetic():
+                batch = self.data.batch(rows).to(self.device)
+                part = self.objective.loss(self.head, batch, generator)
+        weight = self.team.total(part.weight).clamp(min=1.0)
+        if rows:
+            (part.total / weight).backward()  # type: ignore[no-untyped-call]
+        self.team.add_gradients(self.head.parameters())
+        return float(self.team.total(part.total.detach()) / weight)
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
         if self.config.dtype == "float32":
             return nullcontext()
-        return torch.autocast("cpu", dtype=_DTYPES[self.config.dtype])
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.config.dtype])
 
-    def _validate(self, loss: float) -> Acceptance:
+    def _validate(self, loss: float) -> None:
         """Measure acceptance, extend the curve, and export the head when it is the best so far."""
         self.head.eval()
         with self._arithmetic():
@@ -170,16 +204,19 @@ class Trainer:
         self.state = replace(self.state, best=best, curve=[*self.state.curve, record])
         lines = "".join(json.dumps(r) + "\n" for r in self.state.curve)
         _write_whole(self.config.out / "curve.jsonl", lines)
-        return found
 
-    def _finish(self) -> TrainingResult:
-        """Write the best head in the other layout too."""
+    def _finish(self) -> None:
+        """Write the best head in the other layout too, and draw the curve."""
+        draw_curve(self.config.out / "curve.svg", self.state.curve)
         best = load_head(str(self.config.out / "head"), dtype=torch.float32, device="cpu")
         if self.config.kind == "eagle3":
             export_head(
                 best, self.config.out / "head-speculators", layout="speculators", verifier=self.name
             )
-        top = max(self.state.curve, key=lambda r: expected_length(_acceptance(r)))
+
+    def _result(self) -> TrainingResult:
+        curve = self.team.from_first(self.state.curve)
+        top = max(curve, key=lambda r: expected_length(_acceptance(r)))
         return TrainingResult(
             self.config.out / "head", self.state.step, self.state.seconds, _acceptance(top)
         )
@@ -204,7 +241,7 @@ class Trainer:
         else:
             head = assemble(self._new_parts(target, data), dtype=torch.float32, device="cpu")
         embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
-        head.bind(embed.weight, lm_head.weight)
+        head.bind(embed.weight.cpu(), lm_head.weight.cpu())
         return head.requires_grad_(True)
 
     def _new_parts(self, target: Any, data: Dataset) -> HeadParts:
@@ -237,7 +274,6 @@ class Trainer:
             position=0,
             head={},
             optimizer={},
-            generator=self.generator.get_state(),
             best=0.0,
             seconds=0.0,
             curve=[],
@@ -251,7 +287,7 @@ class Trainer:
             digest.update(chunk.tokens_T.numpy().tobytes())
             digest.update(chunk.starts.numpy().tobytes())
         for value in self.head.state_dict().values():
-            digest.update(value.detach().numpy().tobytes())
+            digest.update(value.detach().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def _captured(self) -> TrainingState:
@@ -259,13 +295,11 @@ class Trainer:
             self.state,
             head=self.head.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            generator=self.generator.get_state(),
         )
 
     def _restore(self, saved: TrainingState) -> None:
         self.head.load_state_dict(saved.head)
         self.optimizer.load_state_dict(saved.optimizer)
-        self.generator.set_state(saved.generator)
         self.state = replace(saved, head={}, optimizer={})
 
     def _last_acceptance(self) -> Acceptance | None:
@@ -319,7 +353,8 @@ def _groups(head: Head, config: TrainingConfig) -> list[dict[str, Any]]:
 def _multiply_fc(head: Head, scale_F: Tensor | None) -> None:
     """Rescale the columns of fc, so that it reads features that were divided by `scale_F`."""
     if scale_F is not None:
-        head.fc.weight.mul_(scale_F)  # type: ignore[union-attr, operator]
+        weight: Tensor = head.fc.weight  # type: ignore[union-attr, assignment]
+        weight.mul_(scale_F.to(weight.device))
 
 
 def _write_whole(path: Path, text: str) -> None:

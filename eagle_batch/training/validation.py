@@ -56,7 +56,8 @@ def measure_acceptance(
     """Draft a chain of `steps` at every position of the given rows and count what is right."""
     counts = _Counts([0] * steps, [0] * steps)
     for group in groups_of_similar_length([data.length(i) for i in rows], batch_tokens):
-        _count(head, data.batch([rows[i] for i in group]), vocabulary, counts)
+        batch = data.batch([rows[i] for i in group]).to(vocabulary.draft_id_V.device)
+        _count(head, batch, vocabulary, counts)
     alphas = (a / max(1, r) for a, r in zip(counts.accepted, counts.reached, strict=True))
     return Acceptance(
         by_position=tuple(round(alpha, 4) for alpha in alphas),
@@ -71,7 +72,8 @@ def _count(head: Head, batch: Batch, vocabulary: DraftVocabulary, counts: _Count
     text_BN = vocabulary.draft_id_V[batch.tokens_BN]
     steps = len(counts.reached)
     alive_BR = torch.ones_like(batch.completion_BN[:, 1:])
-    followed = torch.zeros(steps, *batch.tokens_BN.shape, dtype=torch.bool)
+    shape = (steps, *batch.tokens_BN.shape)
+    followed = torch.zeros(shape, dtype=torch.bool, device=batch.tokens_BN.device)
     for step, out_BRH in enumerate(unroll(head, batch.tokens_BN, batch.aux_BNF, steps)):
         drafted_BR = head.logits(out_BRH).argmax(dim=-1)
         rows = drafted_BR.shape[1]
