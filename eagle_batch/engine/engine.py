@@ -11,7 +11,6 @@ Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a pa
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
@@ -31,8 +30,10 @@ from eagle_batch.engine.prefill import Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, check_room
 from eagle_batch.engine.sampling import choose
 from eagle_batch.engine.slots import Row, Slots
+from eagle_batch.engine.starts import Starts
 from eagle_batch.engine.tree import DraftTree, root_tree
 from eagle_batch.engine.verify import Verdict, walk, walk_stepwise
+from eagle_batch.engine.waiting import Waiting
 from eagle_batch.models.target import Target, TargetOutput
 
 #: (name of a head, what drafts now) -> what drafts with that head: the same object, or another one.
@@ -79,15 +80,22 @@ class Engine:
             self._passes = self._calibrated()
             self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
         self._slots = Slots(slots, target.device)
-        self._waiting: deque[Request] = deque()
+        self._waiting = Waiting()
         self._ids: set[str] = set()
         self._eos_ids = torch.tensor(target.eos_token_ids, dtype=torch.int64, device=target.device)
         self._ends = EndRules(target.eos_token_ids, context, decode)
         self._clock = PhaseClock(target.device)
         self._counters = Counters(slots, 0 if drafter is None else drafter.depth)
         self._adjustments = Adjustments(target, tokenizer, self._slots)
+        self._starts = Starts(self.cache, drafter, context)
         self._prefill = Prefill(
-            target, drafter, self.cache, self._adjustments, self._eos_ids, prefill_chunk
+            target,
+            drafter,
+            self.cache,
+            self._adjustments,
+            self._eos_ids,
+            prefill_chunk,
+            self._starts,
         )
 
     def _calibrated(self) -> PassTable:
@@ -157,7 +165,7 @@ class Engine:
         check_room(request, self.context)
         self._adjustments.check(request.params)
         self._ids.add(request.id)
-        self._waiting.append(request)
+        self._waiting.add(request)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
@@ -170,13 +178,13 @@ class Engine:
             return self._release_finished()
 
     def _admit(self) -> None:
-        requests = self._prefill.choose_group(self._waiting, self._slots.free)
-        rows = [Row(request, followed=self._follows) for request in requests]
-        first = self._slots.add(rows)
-        for slot, row in enumerate(rows, start=first):
-            self._adjustments.set_row(slot, row)
+        first, follow = self.active, self._follows
         with self._clock.phase("prefill"):
-            begun = self._prefill.run(rows, first, self._slots.params, follow=self._follows)
+            rows = self._prefill.admit(self._waiting, first, self._slots.free, follow=follow)
+            self._slots.add(rows)
+            for slot, row in enumerate(rows, start=first):
+                self._adjustments.set_row(slot, row)
+            begun = self._prefill.run(rows, first, self._slots.params, follow=follow)
             stop = first + len(rows)
             self._slots.root_S[first:stop] = begun.tokens_B
             self._slots.length_S[first:stop] = torch.tensor(
@@ -340,14 +348,17 @@ class Engine:
         return completions
 
     def _release(self, slot: int) -> None:
-        self._ids.discard(self._slots.rows[slot].request.id)
-        source = self._slots.drop(slot)
-        if source is not None:
-            length = self._slots.rows[slot].length
-            self.cache.move_row(source, slot, length)
-            self._adjustments.move_row(source, slot)
+        row = self._slots.rows[slot]
+        self._ids.discard(row.request.id)
+        last = self._slots.drop(slot)
+        self._starts.ended(row, slot, last)
+        if slot != last:
+            # The row that ended keeps its keys in the free slot: its next text may go on there.
+            length = max(row.length, self._slots.rows[slot].length)
+            self.cache.swap_rows(slot, last, length)
+            self._adjustments.move_row(last, slot)
             if self.drafter is not None:
-                self.drafter.move_row(source, slot, length)
+                self.drafter.swap_rows(slot, last, length)
 
 
 def _round_result(

@@ -1,4 +1,4 @@
-"""Prefill: prompts into slots, in chunks, shared prefixes only once.
+"""Prefill: prompts into slots, in chunks, and only what no slot holds yet.
 
 A group of prompts runs padded to the longest, chunk by chunk, through the target and over the
 head's own slots. The last chunk of a prompt yields its first token.
@@ -8,10 +8,8 @@ Shape legend: B prompts of a group, N places of a chunk, H hidden size.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -20,17 +18,19 @@ from eagle_batch.engine.adjust import Adjustments
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter
 from eagle_batch.engine.ending import FINE, scores_status
 from eagle_batch.engine.logprobs import Logprobs, place_logprobs
-from eagle_batch.engine.prefix import PrefixStore, SharedPrefix
-from eagle_batch.engine.request import Request
+from eagle_batch.engine.prefix import MIN_SHARED_TOKENS
 from eagle_batch.engine.sampling import RowParams, choose
 from eagle_batch.engine.slots import Row
+from eagle_batch.engine.starts import Start, Starts, TokenTable
+from eagle_batch.engine.waiting import Waiting
 from eagle_batch.models.cache import KeyValueCache, causal_visibility
 from eagle_batch.models.target import Target
 
-#: Waiting prompts that are looked at for a shared prefix.
-_LOOK_AHEAD = 32
 #: Places (prompts x chunk) of one pass; bounds the memory of a prefill.
 _MAX_PLACES = 4096
+#: Places of a group for each token in it, and places that are always few enough: a prompt that is
+#: much longer than the others has a pass of its own, which costs less than padding all of them.
+_MOST_PADDING, _FEW_PLACES = 1.5, 64
 
 
 class Prefill:
@@ -44,6 +44,7 @@ class Prefill:
         adjustments: Adjustments,
         eos_ids: Tensor,
         chunk: int,
+        starts: Starts,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -51,31 +52,28 @@ class Prefill:
         self._adjustments = adjustments
         self._eos_ids = eos_ids
         self._chunk = chunk
-        self._prefixes = PrefixStore()
-        self._share = 0
+        self._starts = starts
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
     def use(self, drafter: Drafter) -> None:
-        """Show prompts to another drafter, or one that has learnt; known starts are forgotten."""
+        """Show prompts to another drafter, or one that has learnt; it knows no starts yet."""
         self._drafter = drafter
-        self._prefixes = PrefixStore()
+        self._starts.use(drafter)
 
-    def choose_group(self, waiting: deque[Request], free: int) -> list[Request]:
-        """Take requests off the queue: all that fit, or one alone if others share its prefix."""
-        first = waiting.popleft()
-        others = (request.prompt_ids for request in islice(waiting, _LOOK_AHEAD))
-        self._share = self._prefixes.worth_sharing(first.prompt_ids, others)
-        group = [first]
-        if self._share:
-            return group
-        longest = len(first.prompt_ids)
-        while waiting and len(group) < free:
-            longest = max(longest, len(waiting[0].prompt_ids))
-            if min(longest, self._chunk) * (len(group) + 1) > _MAX_PLACES:
+    def admit(self, waiting: Waiting, first_slot: int, free: int, *, follow: bool) -> list[Row]:
+        """Take requests off the queue for the slots from the first on; return their rows by slot.
+
+        follow: whether the drafter takes the prompts in too.
+        """
+        group = _Candidates(self._chunk, free, self._cache.shape.capacity)
+        while waiting and len(group.rows) < free:
+            row = Row(waiting.first, followed=follow)
+            start = self._starts.find(row.request.prompt_ids, follow=follow)
+            if not group.takes(row, start):
                 break
-            group.append(waiting.popleft())
-        return group
+            waiting.take()
+        return self._starts.bring(group.rows, first_slot)
 
     def run(
         self, rows: Sequence[Row], first_slot: int, params: RowParams, *, follow: bool
@@ -84,9 +82,7 @@ class Prefill:
 
         follow: whether the drafter takes the prompts in too.
         """
-        starts = [
-            self._reuse_prefix(row, first_slot + i, follow=follow) for i, row in enumerate(rows)
-        ]
+        starts = [row.length for row in rows]
         group = _Group(
             prompts=[row.request.prompt_ids for row in rows],
             starts=starts,
@@ -99,9 +95,11 @@ class Prefill:
         )
         for offset in range(0, group.longest, self._chunk):
             self._run_chunk(group, offset, min(self._chunk, group.longest - offset))
-        for row in rows:
+        for slot, row in enumerate(rows, start=first_slot):
+            self._starts.begun(slot, row, row.length)
+            self.cached_tokens += row.length
             row.length = len(row.request.prompt_ids)
-        self._keep_prefix(rows[0], first_slot, follow=follow)
+            self.prompt_tokens += row.length
         logprobs = None
         if params.logprobs is not None:
             logits_B1V = self._target.logits(group.hidden_BH[:, None])
@@ -158,32 +156,34 @@ class Prefill:
         group.status_B.copy_(torch.where(ends_B, status_B1, group.status_B))
         group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_B1H[:, 0], group.hidden_BH))
 
-    def _reuse_prefix(self, row: Row, slot: int, *, follow: bool) -> int:
-        """Copy the known start of a prompt into its slot; return how many tokens it covers."""
-        prompt = row.request.prompt_ids
-        self.prompt_tokens += len(prompt)
-        found = self._prefixes.match(prompt)
-        if found is None:
-            return 0
-        prefix, usable = found
-        if follow and self._drafter is not None and prefix.draft_columns is None:
-            # Kept while the drafter did not follow; it would draft this row from nothing.
-            return 0
-        self._cache.restore(slot, prefix.target_columns[:, :usable])
-        if self._drafter is not None and prefix.draft_columns is not None:
-            columns = tuple(part[:, :usable] for part in prefix.draft_columns)
-            self._drafter.restore(slot, columns)
-        self.cached_tokens += usable
-        return usable
 
-    def _keep_prefix(self, row: Row, slot: int, *, follow: bool) -> None:
-        if not self._share:
-            return
-        length, self._share = self._share, 0
-        drafter = self._drafter if follow else None
-        draft_columns = None if drafter is None else drafter.snapshot(slot, length)
-        tokens = row.request.prompt_ids[:length]
-        self._prefixes.put(SharedPrefix(tokens, self._cache.snapshot(slot, length), draft_columns))
+class _Candidates:
+    """Rows that are to be prefilled in one pass."""
+
+    def __init__(self, chunk: int, most: int, context: int) -> None:
+        self.rows: list[tuple[Row, Start]] = []
+        self._chunk = chunk
+        self._prompts = TokenTable(most, context)
+        self._tokens = self._longest = 0
+
+    def takes(self, row: Row, start: Start) -> bool:
+        """Take a row in unless it is better off with the next group.
+
+        It is where it shares more with a row of this group than is known: it copies that then.
+        """
+        prompt, count = row.request.prompt_ids, len(self.rows)
+        new = len(prompt) - start.length
+        tokens, longest = self._tokens + new, max(self._longest, new)
+        places = min(longest, self._chunk) * (count + 1)
+        if count:
+            shared = int(self._prompts.common(prompt, count).max())
+            wide = places > max(_FEW_PLACES, _MOST_PADDING * tokens)
+            if wide or places > _MAX_PLACES or shared - start.length > MIN_SHARED_TOKENS:
+                return False
+        self._prompts.set(count, prompt)
+        self.rows.append((row, start))
+        self._tokens, self._longest = tokens, longest
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class _Group:
     """Prompts that are prefilled together; the tensors are filled in as the prompts end."""
 
     prompts: Sequence[Sequence[int]]
-    #: Tokens of each prompt that a shared prefix already covers.
+    #: Tokens of each prompt that are there already.
     starts: Sequence[int]
     first_slot: int
     drafter: Drafter | None

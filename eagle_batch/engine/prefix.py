@@ -1,15 +1,15 @@
-"""Prefixes that prompts share: computed once, copied into every slot that starts with them.
+"""Prefixes that prompts share and that no slot holds any more: kept beside the slots.
 
-A system prompt, few-shot examples or the n samples of one prompt make many prompts start alike. The
-store keeps keys and values of a few such starts, least recently used out first.
+A system prompt, few-shot examples or the instructions of a stage make many prompts start alike. The
+store keeps keys and values of a few such starts within a number of tokens, least recently used out
+first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from torch import Tensor
 
@@ -23,49 +23,51 @@ class SharedPrefix:
 
     tokens: tuple[int, ...]
     target_columns: Tensor
+    #: None where the drafter did not follow.
     draft_columns: tuple[Tensor, ...] | None
 
 
 class PrefixStore:
     """A small least-recently-used store of shared prefixes."""
 
-    def __init__(self, entries: int = 8) -> None:
-        self._limit = entries
+    def __init__(self, most_tokens: int) -> None:
+        self._most_tokens = most_tokens
         self._entries: OrderedDict[tuple[int, ...], SharedPrefix] = OrderedDict()
+        #: Tokens of all entries together.
+        self.tokens = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def match(self, prompt: Sequence[int], *, drafted: bool) -> tuple[SharedPrefix, int] | None:
+        """Return the entry that a prompt shares most with, and how many leading tokens.
 
-    def match(self, prompt: Sequence[int]) -> tuple[SharedPrefix, int] | None:
-        """Return the entry that covers most of a prompt, and how many tokens may be reused.
-
-        The last token of a prompt is never reused (its hidden state is needed), nor the last token
-        of the match: the head pairs every feature with the token after it, which may differ.
+        drafted: look only at entries that the drafter has followed.
         """
-        best: tuple[SharedPrefix, int] | None = None
-        for entry in self._entries.values():
-            usable = min(common_length(entry.tokens, prompt), len(prompt) - 1) - 1
-            if usable >= MIN_SHARED_TOKENS and (best is None or usable > best[1]):
-                best = (entry, usable)
-        if best is not None:
-            self._entries.move_to_end(best[0].tokens)
-        return best
-
-    def worth_sharing(self, prompt: Sequence[int], others: Iterable[Sequence[int]]) -> int:
-        """Return how many tokens of a prompt to keep for others, 0 if nothing is gained."""
-        shared = max((common_length(prompt, other) for other in others), default=0)
-        known = self.match(prompt)
-        gain = shared - (known[1] + 1 if known else 0)
-        return shared if gain >= MIN_SHARED_TOKENS else 0
+        entries = [e for e in self._entries.values() if not drafted or e.draft_columns is not None]
+        shared = [(common_length(entry.tokens, prompt), entry) for entry in entries]
+        if not shared:
+            return None
+        length, entry = max(shared, key=lambda pair: pair[0])
+        self._entries.move_to_end(entry.tokens)
+        return entry, length
 
     def put(self, prefix: SharedPrefix) -> None:
-        """Keep a prefix and drop the least recently used one beyond the limit."""
+        """Keep a prefix and drop the least recently used ones beyond the limit."""
+        self._drop(prefix.tokens)
         self._entries[prefix.tokens] = prefix
-        self._entries.move_to_end(prefix.tokens)
-        if len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
+        self.tokens += len(prefix.tokens)
+        while self.tokens > self._most_tokens:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, tokens: tuple[int, ...]) -> None:
+        if self._entries.pop(tokens, None) is not None:
+            self.tokens -= len(tokens)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many leading tokens two sequences share."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """Return how many leading tokens two tuples share."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle)
+    return low

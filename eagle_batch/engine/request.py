@@ -143,6 +143,8 @@ class Request:
     params: SamplingParams
     #: Address of this completion's noise, from `noise_key`.
     noise_key: int = 0
+    #: Goes before those that are not: the next text of a row that is under way.
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class EngineMetrics:
 
     rows: int = 0
     prompt_tokens: int = 0
-    #: Prompt tokens that were not computed because a shared prefix was already there.
+    #: Prompt tokens that were not computed because a slot or a shared prefix held them.
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     #: Verification passes of the target, whatever the batch.

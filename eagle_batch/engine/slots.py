@@ -82,14 +82,12 @@ class Slots:
             tensor[first : len(self.rows)] = 0
         return first
 
-    def drop(self, slot: int) -> int | None:
-        """Remove a row; return the slot whose row moves into its place, None if there is none."""
+    def drop(self, slot: int) -> int:
+        """Remove a row; return the slot whose row moves into its place, itself if it was last."""
         last = len(self.rows) - 1
         self._params = None
-        if slot == last:
-            self.rows.pop()
-            return None
-        self.rows[slot] = self.rows.pop()
+        self.rows[slot] = self.rows[last]
+        self.rows.pop()
         for tensor in (self.root_S, self.length_S, self.index_S):
             tensor[slot] = tensor[last]
         return last

@@ -17,6 +17,7 @@ PREFIX = "eagle_batch_"
 COUNTERS = {
     "tokens_total": "Generated tokens.",
     "prompt_tokens_total": "Tokens of prompts.",
+    "reused_prompt_tokens_total": "Tokens of prompts that were there already.",
     "rows_total": "Rows x samples that were generated or quarantined.",
     "quarantined_rows_total": "Rows x samples that were committed as quarantined.",
     "dropped_rows_total": "Rows x samples that were committed as left out on purpose.",
@@ -72,6 +73,7 @@ def amounts(report: PumpReport) -> Iterator[tuple[str, str, float]]:
     metrics = report.metrics
     yield "tokens_total", "", metrics.completion_tokens
     yield "prompt_tokens_total", "", metrics.prompt_tokens
+    yield "reused_prompt_tokens_total", "", metrics.cached_prompt_tokens
     yield "rows_total", "", report.units
     commits = [commit for _, commit in report.committed]
     yield "quarantined_rows_total", "", sum(commit.quarantined for commit in commits)

@@ -115,10 +115,13 @@ class Worker:
                 flow = work.next_flow()
                 if flow is None:
                     break
-                self._go_on(flow, flow.begin)
+                self._go_on(flow, flow.begin, ahead=False)
 
-    def _go_on(self, flow: Flow, take: Callable[[], Calls | None]) -> None:
-        """Give the engine what a flow needs next, or end it; a row's fault quarantines it."""
+    def _go_on(self, flow: Flow, take: Callable[[], Calls | None], *, ahead: bool) -> None:
+        """Give the engine what a flow needs next, or end it; a row's fault quarantines it.
+
+        ahead: whether its calls go before those of flows that begin.
+        """
         try:
             calls = take()
             if calls is None:
@@ -126,19 +129,20 @@ class Worker:
                 self._count(flow)
                 return
             for handle, call in calls:
-                self._engine.add(self._request(flow, handle, call))
+                self._engine.add(self._request(flow, handle, call, ahead=ahead))
                 self._flows[handle] = flow
         except RequestError as error:
             flow.work.quarantine(flow, error.reason, error.message)
             self._count(flow)
 
-    def _request(self, flow: Flow, handle: str, call: Call) -> Request:
+    def _request(self, flow: Flow, handle: str, call: Call, *, ahead: bool) -> Request:
         ids = self._engine.tokenizer.encode(call.prompt, add_special_tokens=call.special)
         return Request(
             id=handle,
             prompt_ids=tuple(ids),
             params=self._ended(call),
             noise_key=flow.walk.noise(call),
+            ahead=ahead,
         )
 
     def _ended(self, call: Call) -> SamplingParams:
@@ -157,7 +161,7 @@ class Worker:
         flow = self._flows.pop(handle)
         # One that was quarantined may have more in the engine.
         if not flow.ended:
-            self._go_on(flow, lambda: flow.come(handle, completion))
+            self._go_on(flow, lambda: flow.come(handle, completion), ahead=True)
 
     def _spans(self, record: Record) -> tuple[str, tuple[int, ...]]:
         return record.call.name, span_lengths(record.completion, self._decode)

@@ -80,9 +80,11 @@ class KeyValueCache:
         columns = self.columns.index_select(1, (rows + source_BA).flatten())
         self.columns.index_copy_(1, (rows + target_BA).flatten(), columns)
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` columns of slot `source` to slot `target`."""
-        self.store[:, target, :length] = self.store[:, source, :length]
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` columns of two slots."""
+        kept = self.store[:, a, :length].clone()
+        self.store[:, a, :length] = self.store[:, b, :length]
+        self.store[:, b, :length] = kept
 
     def snapshot(self, row: int, length: int) -> Tensor:
         """Return a copy of the first `length` columns of a slot, `[layers, length, 2, G, D]`."""

@@ -22,6 +22,8 @@ class JobMetrics:
     #: Of those, tokens that a lost worker took along, or that two workers made.
     discarded_tokens: int
     prompt_tokens: int
+    #: Of those, tokens that were not computed: a slot or a shared prefix held them.
+    reused_tokens: int
     #: From the first worker that was ready on.
     generating_seconds: float
     tokens_per_s: float
@@ -48,6 +50,7 @@ class JobMetrics:
             tokens=engine["completion_tokens"],
             discarded_tokens=document["discarded_tokens"],
             prompt_tokens=engine["prompt_tokens"],
+            reused_tokens=engine["cached_prompt_tokens"],
             tokens_per_s=document["tokens_per_s"],
             rows_per_s=document["rows_per_s"],
             acceptance_length=engine["acceptance_length"],
@@ -84,7 +87,7 @@ def _lines(metrics: JobMetrics) -> list[tuple[str, str]]:
         ("quarantined", f"{metrics.quarantined:,}"),
         ("made in this run", f"{metrics.rows_this_run:,}"),
         ("generated tokens", _generated(metrics)),
-        ("prompt tokens", f"{metrics.prompt_tokens:,}"),
+        ("prompt tokens", f"{metrics.prompt_tokens:,}, {metrics.reused_tokens:,} of them reused"),
         ("generating", f"{metrics.generating_seconds:.1f} s, workers {metrics.workers}"),
         ("output tokens/s", f"{metrics.tokens_per_s:,.1f}"),
         ("rows/s", f"{metrics.rows_per_s:,.2f}"),

@@ -83,8 +83,8 @@ class Drafter(Protocol):
         """Propose one tree for each row."""
         ...
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy what is known of one row to another slot."""
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange what is known of the first `length` positions of two rows."""
         ...
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:

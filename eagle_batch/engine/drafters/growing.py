@@ -117,10 +117,10 @@ class GrowingDrafter(ABC):
         self.width = min(shape.width, self._widest)
         self.nodes = most_nodes(shape.depth, self.width, shape.nodes)
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row's keys, values and drafting state to another slot."""
-        self.cache.move_row(source, target, length + self._ahead)
-        self.states_SH[target] = self.states_SH[source]
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange two rows' keys, values and drafting states."""
+        self.cache.swap_rows(a, b, length + self._ahead)
+        self.states_SH[[a, b]] = self.states_SH[[b, a]]
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return the keys and values of the first `length` positions."""

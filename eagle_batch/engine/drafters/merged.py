@@ -55,10 +55,10 @@ class MergedDrafter:
         tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
         return merge(tree, self._ngram.draft(state)) if self.branch else tree
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy what is known of a row to another slot."""
-        self._model.move_row(source, target, length)
-        self._ngram.move_row(source, target, length)
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange what is known of two rows."""
+        self._model.swap_rows(a, b, length)
+        self._ngram.swap_rows(a, b, length)
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return what both know of the first `length` positions of a row."""

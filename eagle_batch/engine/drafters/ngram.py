@@ -61,10 +61,10 @@ class NgramDrafter:
         """Draft a chain of another length from the next round on."""
         self.depth = self.nodes = shape.depth
 
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row's tokens to another slot."""
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange two rows' tokens."""
         del length
-        self.tokens_SC[target] = self.tokens_SC[source]
+        self.tokens_SC[[a, b]] = self.tokens_SC[[b, a]]
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return the tokens at positions 1 to `length` of a row, `[1, length]`."""
