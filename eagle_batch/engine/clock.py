@@ -21,7 +21,7 @@ class PhaseClock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._pending: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
+        self._pending: list[tuple[Phase, float, torch.cuda.Event, torch.cuda.Event]] = []
         self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
         self.total = 0.0
 
@@ -41,24 +41,31 @@ class PhaseClock:
             self.total += time.perf_counter() - start
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
-        """Attribute what runs inside to a phase."""
+    def phase(self, name: Phase, prefill: float = 0.0) -> Iterator[None]:
+        """Attribute what runs inside to a phase.
+
+        prefill: the share of it that is prefill, where prompts are in the same pass.
+        """
         if not self._cuda:
             start = time.perf_counter()
             yield
-            self.seconds[name] += time.perf_counter() - start
+            self._add(name, prefill, time.perf_counter() - start)
             return
         begin, end = _event(), _event()
         begin.record()
         yield
         end.record()
-        self._pending.append((name, begin, end))
+        self._pending.append((name, prefill, begin, end))
 
     def _collect(self) -> None:
-        for name, begin, end in self._pending:
+        for name, prefill, begin, end in self._pending:
             end.synchronize()
-            self.seconds[name] += begin.elapsed_time(end) / 1000.0
+            self._add(name, prefill, begin.elapsed_time(end) / 1000.0)
         self._pending.clear()
+
+    def _add(self, name: Phase, prefill: float, seconds: float) -> None:
+        self.seconds[name] += seconds * (1 - prefill)
+        self.seconds["prefill"] += seconds * prefill
 
 
 def _event() -> torch.cuda.Event:

@@ -1,7 +1,8 @@
 """The engine: continuous batching over slots, one verb.
 
-`step()` either prefills prompts into free slots or runs one round for all active rows: draft a
-tree, verify it with one pass of the target, commit the accepted path, extend the drafter over it.
+`step()` runs one round for all active rows: draft a tree, verify it with one pass of the target,
+commit the accepted path, extend the drafter over it. Prompts that come into free slots go along in
+the same pass, or have one of their own while most slots are empty.
 Everything inside a round is tensor work on fixed shapes; the only synchronisation reads the
 round's result.
 
@@ -26,7 +27,7 @@ from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules, scores_status
 from eagle_batch.engine.logprobs import Logprobs, path_logprobs
-from eagle_batch.engine.prefill import Prefill
+from eagle_batch.engine.prefill import Group, Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, check_room
 from eagle_batch.engine.sampling import choose
 from eagle_batch.engine.slots import Row, Slots
@@ -34,7 +35,7 @@ from eagle_batch.engine.starts import Starts
 from eagle_batch.engine.tree import DraftTree, root_tree
 from eagle_batch.engine.verify import Verdict, walk, walk_stepwise
 from eagle_batch.engine.waiting import Waiting
-from eagle_batch.models.target import Target, TargetOutput
+from eagle_batch.models.target import Pass, Target, TargetOutput
 
 #: (name of a head, what drafts now) -> what drafts with that head: the same object, or another one.
 TakeHead = Callable[[str, Drafter | None], Drafter]
@@ -81,6 +82,8 @@ class Engine:
             self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
         self._slots = Slots(slots, target.device)
         self._waiting = Waiting()
+        #: Whether the last step had prompts and a round in one pass.
+        self._joined = False
         self._ids: set[str] = set()
         self._eos_ids = torch.tensor(target.eos_token_ids, dtype=torch.int64, device=target.device)
         self._ends = EndRules(target.eos_token_ids, context, decode)
@@ -169,40 +172,61 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Prefill waiting prompts, or run one round; return what finished."""
+        """Run one round, prefill waiting prompts, or both in one pass; return what finished."""
         with self._clock.step():
-            if self._waiting and self._slots.free:
-                self._admit()
-            elif self._slots.rows:
-                self._round()
+            decoding, admits = self.active, self._admits()
+            shape = self._next_shape() if self._decodes(admits=admits) else None
+            group = self._admit() if admits else None
+            if shape is not None:
+                self._round(shape, decoding, group)
+            elif group is not None:
+                with self._clock.phase("prefill"):
+                    outputs = self._run_passes(group.last_passes)
+                self._begin(group, outputs)
+            self._joined = shape is not None and group is not None
             return self._release_finished()
 
-    def _admit(self) -> None:
+    def _admits(self) -> bool:
+        """Whether prompts are taken in now; a controller sees every other round undisturbed."""
+        ready = bool(self._waiting) and self._slots.free > 0
+        return ready and not (self._joined and self._controller is not None)
+
+    def _decodes(self, *, admits: bool) -> bool:
+        """Whether a round is run; while most slots are empty, prompts go first."""
+        return 2 * self.active >= (self.slots if admits else 1)
+
+    def _admit(self) -> Group:
+        """Put waiting prompts into slots; what is left of them is one pass."""
         first, follow = self.active, self._follows
         with self._clock.phase("prefill"):
             rows = self._prefill.admit(self._waiting, first, self._slots.free, follow=follow)
             self._slots.add(rows)
             for slot, row in enumerate(rows, start=first):
                 self._adjustments.set_row(slot, row)
-            begun = self._prefill.run(rows, first, self._slots.params, follow=follow)
-            stop = first + len(rows)
+            return self._prefill.begin(rows, first, self._slots.params, follow=follow)
+
+    def _begin(self, group: Group, outputs: Sequence[TargetOutput]) -> None:
+        """Let the rows of a group begin with what its last pass gave."""
+        first, stop = group.first_slot, group.first_slot + len(group.rows)
+        with self._clock.phase("prefill"):
+            begun = self._prefill.end(group, outputs)
             self._slots.root_S[first:stop] = begun.tokens_B
             self._slots.length_S[first:stop] = torch.tensor(
-                [row.length for row in rows], device=self.target.device
+                [row.length for row in group.rows], device=self.target.device
             )
             self._slots.index_S[first:stop] = 1
             one_B = torch.ones_like(begun.tokens_B)
             self._adjustments.add(first, begun.tokens_B[:, None], one_B)
             emitted = torch.stack((begun.tokens_B, begun.status_B), dim=1).tolist()
-        for place, (row, (token, status)) in enumerate(zip(rows, emitted, strict=True)):
+        for place, (row, (token, status)) in enumerate(zip(group.rows, emitted, strict=True)):
             row.target_passes = 1
             self._append(row, [token], begun.logprobs, place, status)
 
-    def _round(self) -> None:
-        shape = self._next_shape()
+    def _round(self, shape: Shape, rows: int, group: Group | None) -> None:
+        """Run a round for the first rows, and the last pass of a group beside it."""
         start = time.perf_counter()
-        walks, depth = self._run_round(self._state(), shape)
-        if self._controller is not None:
+        walks, depth = self._run_round(self._state(rows), shape, group)
+        if self._controller is not None and group is None:
             self._controller.observe(shape, walks, time.perf_counter() - start)
         self._counters.add_round([len(walk) for walk in walks], depth, shape.name)
 
@@ -221,15 +245,20 @@ class Engine:
             self.drafter.use(shape)
         return shape
 
-    def _run_round(self, state: DraftState, shape: Shape) -> tuple[list[Walk], int]:
+    def _run_round(
+        self, state: DraftState, shape: Shape, group: Group | None
+    ) -> tuple[list[Walk], int]:
         """Draft, verify, commit, extend; return what each row accepted, and the depth."""
         with self._clock.phase("draft"):
             if self.drafter is None or shape == PLAIN:
                 tree = root_tree(state.root_B)
             else:
                 tree = self.drafter.draft(state)
+        passes = [self._tree_pass(state, tree), *(group.last_passes if group is not None else ())]
+        sizes = [each.tokens_BN.numel() for each in passes]
+        with self._clock.phase("verify", prefill=sum(sizes[1:]) / sum(sizes)):
+            output, *others = self._run_passes(passes)
         with self._clock.phase("verify"):
-            output = self._verify(state, tree)
             logits_BNV = self.target.logits(output.hidden_BNH)
             processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
             verdict = self._judge(state, tree, processed_BNV)
@@ -239,27 +268,29 @@ class Engine:
             with self._clock.phase("draft"):
                 self._extend(self.drafter, state, output, verdict)
         else:
-            for row in self._slots.rows:
+            for row in self._slots.rows[: state.root_B.shape[0]]:
                 row.followed = False
         # Here the host waits for the round, and nowhere before.
         logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
-        return self._account(result.tolist(), tree.depth, logprobs), tree.depth
+        walks = self._account(result.tolist(), tree.depth, logprobs)
+        if group is not None:
+            self._begin(group, others)
+        return walks, tree.depth
 
-    def _state(self) -> DraftState:
-        slots = self._slots
-        rows = slice(0, len(slots.rows))
+    def _state(self, count: int) -> DraftState:
+        slots, rows = self._slots, slice(0, count)
         # Copies: the originals move on when the round commits.
         return DraftState(
             0,
             slots.root_S[rows].clone(),
             slots.length_S[rows].clone(),
             slots.index_S[rows].clone(),
-            slots.params,
-            slots.longest,
-            self._adjustments.guides.draft(0, len(slots.rows)),
+            slots.params if count == self.active else slots.params.narrow(0, count),
+            max(row.length for row in slots.rows[rows]),
+            self._adjustments.guides.draft(0, count),
         )
 
-    def _verify(self, state: DraftState, tree: DraftTree) -> TargetOutput:
+    def _tree_pass(self, state: DraftState, tree: DraftTree) -> Pass:
         N = tree.tokens_BN.shape[1]
         write_BN = state.length_B[:, None] + torch.arange(N, device=state.length_B.device)
         positions_BN = state.length_B[:, None] + tree.depth_BN
@@ -267,9 +298,11 @@ class Engine:
         step = self.cache.step(
             0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
         )
+        return Pass(tree.tokens_BN, positions_BN, step)
+
+    def _run_passes(self, passes: Sequence[Pass]) -> list[TargetOutput]:
         # Nobody takes the features in while the drafter does not follow.
-        aux_layers = self._aux_layers if self._follows else ()
-        return self.target.forward(tree.tokens_BN, positions_BN, step, aux_layers)
+        return self.target.forward_together(passes, self._aux_layers if self._follows else ())
 
     def _judge(self, state: DraftState, tree: DraftTree, logits_BNV: Tensor) -> Verdict:
         """Let the target choose at the nodes of the trees and walk down its choices."""
@@ -314,7 +347,7 @@ class Engine:
         self, result: list[list[int]], depth: int, logprobs: Logprobs | None
     ) -> list[Walk]:
         walks: list[Walk] = []
-        rows = zip(self._slots.rows, result, strict=True)
+        rows = zip(self._slots.rows[: len(result)], result, strict=True)
         for place, (row, (count, status, *rest)) in enumerate(rows):
             places = depth + 1
             tokens, orders, ranks = rest[:places], rest[places : 2 * places], rest[2 * places :]

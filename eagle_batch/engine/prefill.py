@@ -1,7 +1,8 @@
 """Prefill: prompts into slots, in chunks, and only what no slot holds yet.
 
-A group of prompts runs padded to the longest, chunk by chunk, through the target and over the
-head's own slots. The last chunk of a prompt yields its first token.
+A group of prompts runs chunk by chunk through the target, in one pass of several rectangles, and
+over the head's own slots. The last chunk of a prompt yields its first token. A group's last pass is
+left to the engine, which joins it to the round of the rows that are being decoded.
 
 Shape legend: B prompts of a group, N places of a chunk, H hidden size.
 """
@@ -18,19 +19,19 @@ from eagle_batch.engine.adjust import Adjustments
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter
 from eagle_batch.engine.ending import FINE, scores_status
 from eagle_batch.engine.logprobs import Logprobs, place_logprobs
-from eagle_batch.engine.prefix import MIN_SHARED_TOKENS
 from eagle_batch.engine.sampling import RowParams, choose
 from eagle_batch.engine.slots import Row
 from eagle_batch.engine.starts import Start, Starts, TokenTable
 from eagle_batch.engine.waiting import Waiting
 from eagle_batch.models.cache import KeyValueCache, causal_visibility
-from eagle_batch.models.target import Target
+from eagle_batch.models.target import Pass, Target, TargetOutput
 
-#: Places (prompts x chunk) of one pass; bounds the memory of a prefill.
-_MAX_PLACES = 4096
-#: Places of a group for each token in it, and places that are always few enough: a prompt that is
-#: much longer than the others has a pass of its own, which costs less than padding all of them.
-_MOST_PADDING, _FEW_PLACES = 1.5, 64
+#: Tokens of one pass; bounds the memory of a prefill.
+_MAX_TOKENS = 4096
+#: Places of a rectangle of prompts for each token in it; what is more uneven is several of them.
+_MOST_PADDING = 1.25
+#: Tokens that are worth waiting for another prompt which computes them: about those of a round.
+_WORTH_WAITING = 32
 
 
 class Prefill:
@@ -73,19 +74,21 @@ class Prefill:
             if not group.takes(row, start):
                 break
             waiting.take()
-        return self._starts.bring(group.rows, first_slot)
+        # Neighbours of about the same width make a rectangle.
+        rows = sorted(group.rows, key=lambda item: len(item[0].request.prompt_ids) - item[1].length)
+        return self._starts.bring(rows, first_slot)
 
-    def run(
+    def begin(
         self, rows: Sequence[Row], first_slot: int, params: RowParams, *, follow: bool
-    ) -> Begun:
-        """Prefill rows into consecutive slots and choose their first tokens.
+    ) -> Group:
+        """Prefill rows into consecutive slots, all but the last pass, which the group holds.
 
         follow: whether the drafter takes the prompts in too.
         """
-        starts = [row.length for row in rows]
-        group = _Group(
+        group = Group(
+            rows=rows,
             prompts=[row.request.prompt_ids for row in rows],
-            starts=starts,
+            starts=[row.length for row in rows],
             first_slot=first_slot,
             drafter=self._drafter if follow else None,
             params=params.narrow(first_slot, first_slot + len(rows)),
@@ -94,37 +97,62 @@ class Prefill:
             hidden_BH=self._target.embed_weight_VH.new_zeros(len(rows), self._target.shape.hidden),
         )
         for offset in range(0, group.longest, self._chunk):
-            self._run_chunk(group, offset, min(self._chunk, group.longest - offset))
-        for slot, row in enumerate(rows, start=first_slot):
+            if group.chunk is not None:
+                aux_layers = () if group.drafter is None else group.drafter.aux_layers
+                outputs = self._target.forward_together(group.chunk.passes, aux_layers)
+                self._take_in(group, group.chunk, outputs)
+            group.chunk = self._next_chunk(group, offset, min(self._chunk, group.longest - offset))
+        return group
+
+    def end(self, group: Group, outputs: Sequence[TargetOutput]) -> Begun:
+        """Take in what a group's last passes gave; return the first tokens."""
+        assert group.chunk is not None
+        self._take_in(group, group.chunk, outputs)
+        for slot, row in enumerate(group.rows, start=group.first_slot):
             self._starts.begun(slot, row, row.length)
             self.cached_tokens += row.length
             row.length = len(row.request.prompt_ids)
             self.prompt_tokens += row.length
         logprobs = None
-        if params.logprobs is not None:
+        if group.params.logprobs is not None:
             logits_B1V = self._target.logits(group.hidden_BH[:, None])
-            logprobs = place_logprobs(logits_B1V, group.tokens_B[:, None], params.logprobs)
+            logprobs = place_logprobs(logits_B1V, group.tokens_B[:, None], group.params.logprobs)
         return Begun(group.tokens_B, group.status_B, logprobs)
 
-    def _run_chunk(self, group: _Group, offset: int, width: int) -> None:
-        """Run places offset .. offset + width of every prompt; fill in the rows that end here."""
-        device = self._target.device
+    def _next_chunk(self, group: Group, offset: int, width: int) -> _Chunk:
+        """Lay out places offset .. offset + width of every prompt, in few rectangles."""
         bases = [start + offset for start in group.starts]
+        pairs = zip(group.prompts, bases, strict=True)
+        spans = rectangles([min(width, len(prompt) - base) for prompt, base in pairs])
+        passes = [
+            self._pass(group.first_slot + s.first, group.prompts[s.rows], bases[s.rows], s.width)
+            for s in spans
+        ]
+        return _Chunk(passes, spans, offset, bases, width)
+
+    def _pass(
+        self, slot: int, prompts: Sequence[Sequence[int]], bases: Sequence[int], width: int
+    ) -> Pass:
+        device = self._target.device
         base_B = torch.tensor(bases, device=device)
         positions_BN = base_B[:, None] + torch.arange(width, device=device)
         visible = causal_visibility(len(bases), width, device)
         extent = min(max(bases) + width, self._cache.shape.capacity)
-        step = self._cache.step(
-            group.first_slot, positions_BN, base_B, visible, positions_BN, extent
-        )
-        aux_layers = () if group.drafter is None else group.drafter.aux_layers
-        tokens_BN = _padded(group.prompts, bases, width, device)
-        output = self._target.forward(tokens_BN, positions_BN, step, aux_layers)
+        step = self._cache.step(slot, positions_BN, base_B, visible, positions_BN, extent)
+        return Pass(_padded(prompts, bases, width, device), positions_BN, step)
+
+    def _take_in(self, group: Group, chunk: _Chunk, outputs: Sequence[TargetOutput]) -> None:
+        """Choose for the prompts that end in a chunk; let the drafter follow all of it."""
+        width, device = chunk.width, self._target.device
+        base_B = torch.tensor(chunk.bases, device=device)
         last_B = torch.tensor([len(p) - 1 for p in group.prompts], device=device) - base_B
         ends_B = (last_B >= 0) & (last_B < width)
-        self._first_tokens(group, output.hidden_BNH, last_B, ends_B)
+        hidden_BNH = chunk.spread([output.hidden_BNH for output in outputs])
+        self._first_tokens(group, hidden_BNH, last_B, ends_B)
         if group.drafter is not None:
-            next_BN = _padded(group.prompts, [base + 1 for base in bases], width, device)
+            features_BNF = chunk.spread([output.features_BNF for output in outputs])
+            tokens_B = _padded(group.prompts, chunk.bases, 1, device)[:, 0]
+            next_BN = _padded(group.prompts, [base + 1 for base in chunk.bases], width, device)
             # The token after a prompt's last one is the token just chosen.
             place_BN = torch.arange(width, device=device)[None] == last_B[:, None]
             next_BN = torch.where(place_BN, group.tokens_B[:, None], next_BN)
@@ -132,14 +160,14 @@ class Prefill:
                 group.first_slot,
                 base_B,
                 last_B.clamp(0, width - 1),
-                max(bases),
+                max(chunk.bases),
                 ends_B,
-                before_B=tokens_BN[:, 0] if offset == 0 else None,
+                before_B=tokens_B if chunk.offset == 0 else None,
             )
-            group.drafter.extend(chain, output.features_BNF, next_BN)
+            group.drafter.extend(chain, features_BNF, next_BN)
 
     def _first_tokens(
-        self, group: _Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor
+        self, group: Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor
     ) -> None:
         B, N, H = hidden_BNH.shape
         place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
@@ -164,25 +192,22 @@ class _Candidates:
         self.rows: list[tuple[Row, Start]] = []
         self._chunk = chunk
         self._prompts = TokenTable(most, context)
-        self._tokens = self._longest = 0
+        self._tokens = 0
 
     def takes(self, row: Row, start: Start) -> bool:
         """Take a row in unless it is better off with the next group.
 
-        It is where it shares more with a row of this group than is known: it copies that then.
+        It is where it shares much more with a row of this group than is known: it copies that then.
         """
         prompt, count = row.request.prompt_ids, len(self.rows)
-        new = len(prompt) - start.length
-        tokens, longest = self._tokens + new, max(self._longest, new)
-        places = min(longest, self._chunk) * (count + 1)
+        tokens = self._tokens + min(self._chunk, len(prompt) - start.length)
         if count:
             shared = int(self._prompts.common(prompt, count).max())
-            wide = places > max(_FEW_PLACES, _MOST_PADDING * tokens)
-            if wide or places > _MAX_PLACES or shared - start.length > MIN_SHARED_TOKENS:
+            if tokens > _MAX_TOKENS or shared - start.length > _WORTH_WAITING:
                 return False
         self._prompts.set(count, prompt)
         self.rows.append((row, start))
-        self._tokens, self._longest = tokens, longest
+        self._tokens = tokens
         return True
 
 
@@ -198,10 +223,67 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Rectangle:
+    """Rows of a group, first to stop, that are padded to one width."""
+
+    first: int
+    stop: int
+    width: int
+
+    @property
+    def rows(self) -> slice:
+        """The rows as a slice of the group's."""
+        return slice(self.first, self.stop)
+
+
+def rectangles(widths: Sequence[int]) -> list[Rectangle]:
+    """Cut rows of these widths into rectangles with little padding; rows without width are in none.
+
+    Rows lie in slots side by side, so that a rectangle has neighbours only.
+    """
+    found: list[Rectangle] = []
+    tokens = 0
+    for row, width in enumerate(widths):
+        if width <= 0:
+            continue
+        last = found[-1] if found else None
+        if last is not None and last.stop == row:
+            wider = Rectangle(last.first, row + 1, max(last.width, width))
+            places = wider.width * (wider.stop - wider.first)
+            if places <= _MOST_PADDING * (tokens + width):
+                found[-1], tokens = wider, tokens + width
+                continue
+        found.append(Rectangle(row, row + 1, width))
+        tokens = width
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some places of every prompt of a group."""
+
+    passes: list[Pass]
+    #: The rows of each pass.
+    spans: list[Rectangle]
+    #: From where on, counted from what is there of each prompt; the same in each prompt.
+    offset: int
+    bases: Sequence[int]
+    width: int
+
+    def spread(self, parts: Sequence[Tensor]) -> Tensor:
+        """Lay what the passes gave side by side, `[B, width, _]`; zero where nothing ran."""
+        whole = parts[0].new_zeros(len(self.bases), self.width, parts[0].shape[-1])
+        for span, part in zip(self.spans, parts, strict=True):
+            whole[span.rows, : span.width] = part
+        return whole
+
+
+@dataclass(slots=True)
+class Group:
     """Prompts that are prefilled together; the tensors are filled in as the prompts end."""
 
-    prompts: Sequence[Sequence[int]]
+    rows: Sequence[Row]
+    prompts: list[tuple[int, ...]]
     #: Tokens of each prompt that are there already.
     starts: Sequence[int]
     first_slot: int
@@ -211,6 +293,14 @@ class _Group:
     status_B: Tensor
     #: Hidden state of each prompt's last token.
     hidden_BH: Tensor
+    #: What runs next.
+    chunk: _Chunk | None = None
+
+    @property
+    def last_passes(self) -> list[Pass]:
+        """What the engine runs, in one pass."""
+        assert self.chunk is not None
+        return self.chunk.passes
 
     @property
     def longest(self) -> int:

@@ -60,11 +60,6 @@ class Slots:
         return self.count - len(self.rows)
 
     @property
-    def longest(self) -> int:
-        """Greatest committed length of any row."""
-        return max((row.length for row in self.rows), default=0)
-
-    @property
     def params(self) -> RowParams:
         """Sampling parameters of all active rows; laid out anew only when rows came or went."""
         if self._params is None:

@@ -16,6 +16,7 @@ tokens of a pass go behind the committed ones, so a row's storage looks like thi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -210,6 +211,22 @@ class CacheStep:
         padded.scatter_(1, self._write_BN, self._positions_BN)
         key_positions_BT = padded[:, : self._extent]
         return (self._positions_BN[:, :, None] - key_positions_BT[:, None, :]) < window
+
+
+class JoinedStep:
+    """Several steps in one pass: their tokens share every product, each looks at its own slots."""
+
+    def __init__(self, steps: Sequence[CacheStep]) -> None:
+        self._steps = steps
+        self._sizes = [step.index_R.shape[0] for step in steps]
+
+    def attend_packed(
+        self, layer: int, q_RHD: Tensor, kv_R2GD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """See `CacheStep.attend_packed`; the tokens come step by step."""
+        queries, kvs = torch.split(q_RHD, self._sizes), torch.split(kv_R2GD, self._sizes)
+        parts = zip(self._steps, queries, kvs, strict=True)
+        return torch.cat([step.attend_packed(layer, q, kv, scale, window) for step, q, kv in parts])
 
 
 def causal_visibility(rows: int, tokens: int, device: torch.device) -> Tensor:

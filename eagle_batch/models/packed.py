@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle_batch.models.cache import CacheStep
+from eagle_batch.models.cache import CacheStep, JoinedStep
 from eagle_batch.models.fused import MOST_ROWS, FusedLayer, FusedSizes, FusedStack, is_fusible
 from eagle_batch.models.linear import DecodingLinear
 
@@ -65,7 +65,11 @@ class PackedDecoder:
         self._fused = self._fuse() if self._is_fusible() else None
 
     def forward(
-        self, tokens_BN: Tensor, positions_BN: Tensor, step: CacheStep, aux_layers: Sequence[int]
+        self,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        step: CacheStep | JoinedStep,
+        aux_layers: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
@@ -75,7 +79,7 @@ class PackedDecoder:
         # Few rows are padded: see `least_rows`. What stands in the padding is never read.
         if self._least_rows > R:
             x_RH = F.pad(x_RH, (0, 0, 0, self._least_rows - R))
-        if self._fused is not None and R <= MOST_ROWS:
+        if self._fused is not None and R <= MOST_ROWS and isinstance(step, CacheStep):
             run = self._fused.run(x_RH, rotation[:, 0], step, aux_layers)
             x_RH, captured = run.x_PH, run.kept
         else:
@@ -87,7 +91,7 @@ class PackedDecoder:
         return hidden, torch.cat(features, dim=-1).view(B, N, -1)
 
     def _run(
-        self, x_RH: Tensor, rotation: Tensor, step: CacheStep, keep: Sequence[int]
+        self, x_RH: Tensor, rotation: Tensor, step: CacheStep | JoinedStep, keep: Sequence[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return the residual stream after the last layer, and before those of `keep`."""
         rows, kept = rotation.shape[0], {}
@@ -132,7 +136,12 @@ class PackedDecoder:
         return torch.complex(cos[..., :half], sin[..., :half]).flatten(0, 1)[:, None]
 
     def _attend(
-        self, x_RH: Tensor, layer: PackedLayer, index: int, rotation: Tensor, step: CacheStep
+        self,
+        x_RH: Tensor,
+        layer: PackedLayer,
+        index: int,
+        rotation: Tensor,
+        step: CacheStep | JoinedStep,
     ) -> Tensor:
         """Return the attention output of the real rows, `[R, heads * D]`."""
         R, H, G = rotation.shape[0], self._heads, self._kv_heads

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from eagle_batch.errors import ModelError
-from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
+from eagle_batch.models.cache import (
+    CacheShape,
+    CacheStep,
+    JoinedStep,
+    KeyValueCache,
+    causal_visibility,
+)
 from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
 
@@ -46,6 +52,15 @@ class TargetShape:
     vocab: int
     #: Longest context that the model was made for, in tokens.
     context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What the decoder is run over: tokens, their positions, and where their keys go."""
+
+    tokens_BN: Tensor
+    positions_BN: Tensor
+    step: CacheStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,31 @@ class Target:
         if not aux_layers:
             return TargetOutput(hidden_BNH, None)
         return TargetOutput(hidden_BNH, torch.cat([captured[k] for k in aux_layers], dim=-1))
+
+    def forward_together(
+        self, passes: Sequence[Pass], aux_layers: Sequence[int] = ()
+    ) -> list[TargetOutput]:
+        """Run several passes, as one where the family allows: the weights are read once then."""
+        if self._packed is None or len(passes) == 1:
+            return [self.forward(p.tokens_BN, p.positions_BN, p.step, aux_layers) for p in passes]
+        hidden_1RH, aux_1RF = self._packed.forward(
+            torch.cat([p.tokens_BN.flatten() for p in passes])[None],
+            torch.cat([p.positions_BN.flatten() for p in passes])[None],
+            JoinedStep([p.step for p in passes]),
+            aux_layers,
+        )
+        sizes = [p.tokens_BN.numel() for p in passes]
+        hidden = torch.split(hidden_1RH[0], sizes)
+        aux: Sequence[Tensor | None] = [None] * len(passes)
+        if aux_1RF is not None:
+            aux = torch.split(aux_1RF[0], sizes)
+        return [
+            TargetOutput(
+                h_RH.view(*p.tokens_BN.shape, -1),
+                None if a_RF is None else a_RF.view(*p.tokens_BN.shape, -1),
+            )
+            for p, h_RH, a_RF in zip(passes, hidden, aux, strict=True)
+        ]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""

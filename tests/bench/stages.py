@@ -10,7 +10,6 @@ Both sides run in one process, one after the other, as often as `--repeat` says.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,22 +23,23 @@ import pyarrow.parquet as pq
 
 from eagle_batch import demo
 from eagle_batch.data.describe import prepare
-from eagle_batch.engine.build import assemble, load_parts
+from eagle_batch.engine.build import build_engine
 from eagle_batch.engine.request import EngineMetrics
-from eagle_batch.job.spec import EngineLike, WorkerSpec, pipeline_engine_spec
+from eagle_batch.job.spec import WorkerSpec, pipeline_engine_spec
 from eagle_batch.job.tasks import Lease, Task
 from eagle_batch.job.worker import Worker
 from eagle_batch.pipeline import Pipeline
 
+MODEL = "smollm2-135m-instruct"
 TOPICS = Path(__file__).parents[2] / "pipelines/data/topics.parquet"
 ASK = [
     {"role": "user", "content": "Write one question about why rainbows form."},
     {"role": "assistant", "content": "Why does a rainbow always stand opposite the sun?"},
     {"role": "user", "content": "Write one question about {{ topic }}."},
 ]
-ANSWER = "Answer it for a {{ level }} reader, in three or four plain sentences."
-JUDGE = "Say in one sentence what is missing or wrong in this answer."
-MEND = "Write the answer again, with that mended."
+ANSWER = "Answer it for a {{ level }} reader, in one full paragraph with an example."
+JUDGE = "Criticise the answer: what is missing, what is wrong, what is hard to follow?"
+MEND = "Write the answer again, with all of that mended."
 
 
 def conversation() -> list[list[dict[str, str]]]:
@@ -66,6 +66,8 @@ NAMES = ("question", "answer", "critique", "rewrite")
 @dataclass(frozen=True)
 class Run:
     seconds: float
+    #: Of the processor, all threads; other programs disturb these less.
+    busy: float
     metrics: EngineMetrics
     rows: list[dict[str, Any]]
 
@@ -85,125 +87,123 @@ class Run:
         return engine | {"worker": self.seconds - sum(engine.values())}
 
 
-def document(folder: Path, stages: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
-    method = options["method"]
-    speculation = {"method": method} | ({} if method == "none" else {"head": demo.PREFIX + MODEL})
-    return {
-        "name": "stages",
-        "input": {"path": str(folder / "in.parquet"), "id": "id"},
-        "target": {
-            "model": demo.PREFIX + MODEL,
-            "dtype": options["dtype"],
-            "context": options["context"],
-        },
-        "speculation": speculation,
-        "stages": stages,
-        "engine": {"slots": options["slots"]},
-        "output": {"path": str(folder / "out"), "rows_per_shard": 16},
-    }
+@dataclass(frozen=True)
+class Setup:
+    slots: int = 16
+    #: Most tokens of each stage.
+    tokens: tuple[int, ...] = (48, 160, 96, 160)
+    method: str = "auto"
+    temperature: float = 0.7
+    dtype: str = "float32"
+    context: int = 1024
+    threads: int | None = None
 
+    def four(self, style: str) -> list[dict[str, Any]]:
+        """The stages of one style."""
+        return [
+            {
+                "name": name,
+                "messages": messages,
+                "sampling": {"max_tokens": most, "temperature": self.temperature},
+            }
+            for name, messages, most in zip(NAMES, STYLES[style](), self.tokens, strict=True)
+        ]
 
-MODEL = "smollm2-135m-instruct"
-
-
-def run(rows: pa.Table, stages: list[dict[str, Any]], options: dict[str, Any]) -> Run:
-    """Give all rows to one worker, as a job does, and time it."""
-    with tempfile.TemporaryDirectory(prefix="stages-") as name:
-        folder = Path(name)
-        pq.write_table(rows, folder / "in.parquet")
-        pipeline = Pipeline.model_validate(document(folder, stages, options))
-        plan, _ = prepare(pipeline)
-        spec = pipeline_engine_spec(pipeline, device="cpu", threads=options["threads"])
-        parts = options["parts"] = options.get("parts") or load_parts(spec)
-        engine = assemble(parts, spec)
-
-        def build(_: Any) -> EngineLike:
-            return engine
-
-        worker = Worker(WorkerSpec(pipeline, plan, 0.0, "cpu", options["threads"], build))
-        waiting = [Lease(Task(s.key, s.index, 0, s.rows), 1) for s in plan.shards]
-        held = 0
-        begun = time.perf_counter()
-        while waiting or held:
-            taken, waiting = waiting[: 2 - held], waiting[2 - held :]
-            held += len(taken) - len(worker.pump(tuple(taken), 1.0).committed)
-        seconds = time.perf_counter() - begun
-        made = pa.concat_tables(map(pq.read_table, sorted((folder / "out/data").glob("*.parquet"))))
-    return Run(seconds, engine.metrics(), made.to_pylist())
-
-
-def four(style: str, tokens: Sequence[int], temperature: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "messages": messages,
-            "sampling": {"max_tokens": most, "temperature": temperature},
+    def one(self) -> list[dict[str, Any]]:
+        """One stage with the first prompt, of as many tokens as the row's column says."""
+        sampling = {
+            "max_tokens": "{{ tokens }}",
+            "temperature": self.temperature,
+            "ignore_eos": True,
         }
-        for name, messages, most in zip(NAMES, STYLES[style](), tokens, strict=True)
-    ]
+        return [{"name": "all", "messages": ASK, "sampling": sampling}]
+
+    def pipeline(self, folder: Path, stages: list[dict[str, Any]]) -> Pipeline:
+        head = {} if self.method == "none" else {"head": demo.PREFIX + MODEL}
+        target = {"model": demo.PREFIX + MODEL, "dtype": self.dtype, "context": self.context}
+        return Pipeline.model_validate(
+            {
+                "name": "stages",
+                "input": {"path": str(folder / "in.parquet"), "id": "id"},
+                "target": target,
+                "speculation": {"method": self.method} | head,
+                "stages": stages,
+                "engine": {"slots": self.slots},
+                "output": {"path": str(folder / "out"), "rows_per_shard": 16},
+            }
+        )
+
+    def run(self, rows: pa.Table, stages: list[dict[str, Any]]) -> Run:
+        """Give all rows to one worker, as a job does, and time it."""
+        with tempfile.TemporaryDirectory(prefix="stages-") as name:
+            folder = Path(name)
+            pq.write_table(rows, folder / "in.parquet")
+            pipeline = self.pipeline(folder, stages)
+            plan, _ = prepare(pipeline)
+            engine = build_engine(
+                pipeline_engine_spec(pipeline, device="cpu", threads=self.threads)
+            )
+            worker = Worker(WorkerSpec(pipeline, plan, 0.0, "cpu", self.threads, lambda _: engine))
+            waiting = [Lease(Task(s.key, s.index, 0, s.rows), 1) for s in plan.shards]
+            held = 0
+            begun, busy = time.perf_counter(), time.process_time()
+            while waiting or held:
+                taken, waiting = waiting[: 2 - held], waiting[2 - held :]
+                held += len(taken) - len(worker.pump(tuple(taken), 1.0).committed)
+            seconds, busy = time.perf_counter() - begun, time.process_time() - busy
+            parts = [pq.read_table(each) for each in sorted((folder / "out/data").iterdir())]
+        return Run(seconds, busy, engine.metrics(), pa.concat_tables(parts).to_pylist())
 
 
-def one(temperature: float) -> list[dict[str, Any]]:
-    sampling = {"max_tokens": "{{ tokens }}", "temperature": temperature, "ignore_eos": True}
-    return [{"name": "all", "messages": ASK, "sampling": sampling}]
-
-
-def compare(rows: pa.Table, style: str, tokens: Sequence[int], options: dict[str, Any]) -> float:
-    """Print both sides of one style; return tokens/s of four stages over those of one."""
-    temperature = options["temperature"]
-    staged = run(rows, four(style, tokens, temperature), options)
+def compare(rows: pa.Table, style: str, setup: Setup) -> tuple[Run, Run]:
+    """Run four stages of a style, then one of as many tokens a row; print both."""
+    staged = setup.run(rows, setup.four(style))
     made = [sum(g["completion_tokens"] for g in row["generation"]) for row in staged.rows]
-    counted = rows.append_column("tokens", pa.array(made))
-    plain = run(counted, one(temperature), options)
+    plain = setup.run(rows.append_column("tokens", pa.array(made)), setup.one())
     assert plain.metrics.completion_tokens == staged.metrics.completion_tokens
     for name, side in (("four", staged), ("one", plain)):
         m = side.metrics
         shares = ", ".join(f"{part} {s / side.seconds:.1%}" for part, s in side.parts().items())
         click.echo(
-            f"{style:12} {name:4} {side.rate:7.1f} tokens/s  {m.completion_tokens} tokens, "
+            f"{style:12} {name:4} {side.rate:7.1f} tokens/s, "
+            f"{m.completion_tokens / side.busy:.1f} a processor second; "
+            f"{m.completion_tokens} tokens, "
             f"prompts {m.prompt_tokens} of which reused {m.cached_prompt_tokens}, "
             f"slots in use {m.occupancy:.0%}, "
             f"accepted {m.acceptance_length:.2f}; {shares}"
         )
-    click.echo(f"{style:12} four / one: {staged.rate / plain.rate:.3f}")
-    return staged.rate / plain.rate
+    click.echo(
+        f"{style:12} four / one: {staged.rate / plain.rate:.3f}, "
+        f"in processor seconds {plain.busy / staged.busy:.3f}"
+    )
+    return staged, plain
+
+
+def some_rows(count: int) -> pa.Table:
+    """Topics of the demo, again and again, each with an id of its own."""
+    topics = pq.read_table(TOPICS).drop_columns("id")
+    rows = pa.concat_tables([topics] * -(-count // topics.num_rows)).slice(0, count)
+    return rows.append_column("id", pa.array([f"row{n}" for n in range(count)]))
 
 
 @click.command()
 @click.option("--rows", default=48, show_default=True)
-@click.option("--slots", default=16, show_default=True)
 @click.option("--style", "styles", multiple=True, type=click.Choice(list(STYLES)))
-@click.option("--tokens", default="40,120,60,120", show_default=True, help="Most of each stage.")
+@click.option("--tokens", default="48,160,96,160", show_default=True)
+@click.option("--slots", default=16, show_default=True)
 @click.option("--method", default="auto", show_default=True, type=click.Choice(["auto", "none"]))
-@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--temperature", default=0.7, show_default=True)
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--context", default=1024, show_default=True)
 @click.option("--threads", default=None, type=int)
 @click.option("--repeat", default=1, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
-def main(
-    *,
-    rows: int,
-    styles: Sequence[str],
-    tokens: str,
-    repeat: int,
-    json_path: Path | None,
-    **options: Any,
-) -> None:
+def main(*, rows: int, styles: Sequence[str], tokens: str, repeat: int, **options: Any) -> None:
     """Compare four stages with one."""
     demo.fetch()
-    topics = pq.read_table(TOPICS).slice(0, rows)
-    while topics.num_rows < rows:
-        topics = pa.concat_tables([topics, topics]).slice(0, rows)
-    ids = pa.array([f"row{n}" for n in range(rows)])
-    topics = topics.drop_columns("id").append_column("id", ids)
-    most = [int(each) for each in tokens.split(",")]
-    found = {
-        style: [compare(topics, style, most, options) for _ in range(repeat)]
-        for style in styles or list(STYLES)
-    }
-    if json_path is not None:
-        json_path.write_text(json.dumps(found))
+    setup = Setup(tokens=tuple(map(int, tokens.split(","))), **options)
+    for _ in range(repeat):
+        for style in styles or STYLES:
+            compare(some_rows(rows), style, setup)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from eagle_batch.engine.request import Completion, EngineSpec, Request
 from eagle_batch.job.spec import WorkerSpec
 from eagle_batch.job.tasks import Lease, Task
 from eagle_batch.job.worker import Worker
+from tests.bench.stages import Setup, compare, some_rows
 from tests.job.fake_engine import FakeEngine
 from tests.job.fake_job import load_job, write_job
 
@@ -82,3 +85,17 @@ def test_four_stages_are_as_fast_as_one_of_as_many_tokens(tmp_path: Path) -> Non
     made, plain = steps(tmp_path / "four", four), steps(tmp_path / "one", one)
     assert plain >= least
     assert plain / made >= 0.95
+
+
+@pytest.mark.exhaustive
+def test_stages_of_a_conversation_cost_little_on_the_demo_target(demo_target: Path) -> None:
+    """Few rows of short texts, so that new turns weigh more than in a job."""
+    assert demo_target.is_dir()
+    setup = Setup(slots=4, tokens=(32, 96, 64, 96), method="none", threads=1)
+    staged, plain = compare(some_rows(6), "conversation", setup)
+    prompts, reused = staged.metrics.prompt_tokens, staged.metrics.cached_prompt_tokens
+    turns = prompts - reused
+    assert reused > 0.7 * prompts
+    assert turns < 6 * 4 * 45, "more than the new turns was computed"
+    # Far below what is measured, so that a busy machine does not fail it.
+    assert plain.busy / staged.busy > 0.7

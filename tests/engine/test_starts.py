@@ -74,7 +74,8 @@ def next_request(request: Request, completion: Completion) -> Request | None:
 
 def flow(engine: Engine, rows: int) -> tuple[dict[str, Request], dict[str, Completion]]:
     """Run rows through their stages as a worker does."""
-    asked, done = {}, {}
+    asked: dict[str, Request] = {}
+    done: dict[str, Completion] = {}
     begun = iter(range(rows))
     while True:
         while engine.waiting < engine.slots and (row := next(begun, None)) is not None:
@@ -152,10 +153,10 @@ def test_a_row_that_goes_on_computes_its_new_turn_only(slots: int) -> None:
         engine.add(request)
     while engine.has_work:
         for completion in engine.step():
-            request = next_request(asked[completion.request_id], completion)
-            if request is not None:
-                asked[request.id] = request
-                engine.add(request)
+            following = next_request(asked[completion.request_id], completion)
+            if following is not None:
+                asked[following.id] = following
+                engine.add(following)
     metrics = engine.metrics()
     # The turn, and two tokens: the last of the text has no keys yet, the one before no successor.
     computed = 3 * 30 + 3 * (STAGES - 1) * (TURN + 2)
