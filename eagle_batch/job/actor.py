@@ -11,7 +11,7 @@ import pyarrow as pa
 from eagle_batch.job.logs import Log, log_to_stderr
 from eagle_batch.job.reports import Failure, Place, PumpReport, WorkerInfo
 from eagle_batch.job.spec import WorkerSpec
-from eagle_batch.job.tasks import Lease
+from eagle_batch.job.tasks import Lease, Order
 from eagle_batch.job.telemetry import Telemetry
 
 
@@ -49,22 +49,31 @@ class WorkerActor:
         self._log.info("ready")
         return info
 
-    def pump(self, leases: tuple[Lease, ...], seconds: float) -> PumpReport | Failure:
+    def pump(self, orders: tuple[Order, ...], seconds: float) -> PumpReport | Failure:
         """Turn the worker's pump; after a Failure its engine is not to be used again."""
-        for lease in leases:
-            self._log.info("shard taken", **_ids(lease), rows=lease.task.rows)
+        for order in orders:
+            self._note(order)
         try:
-            report: PumpReport = self._worker.pump(leases, seconds)
+            report: PumpReport = self._worker.pump(orders, seconds)
         except Exception as error:  # noqa: BLE001 - the worker's edge
             return self._failed(error)
         self._tell(report)
         self._telemetry.count(report)
         return report
 
+    def _note(self, order: Order) -> None:
+        if isinstance(order, Lease):
+            made = sum(share.stop - share.start for share in order.shares)
+            self._log.info("shard taken", **_ids(order), rows=order.task.rows, made_by_others=made)
+        else:
+            self._log.info("shard withdrawn", shard=order.key, attempt=order.attempt)
+
     def _tell(self, report: PumpReport) -> None:
         for lease, commit in report.committed:
             numbers = {"rows": commit.rows, "errors": commit.errors}
             self._log.info("shard committed", **_ids(lease), **numbers)
+        for lease, share in report.shares:
+            self._log.info("share of a shard made", **_ids(lease), units=share.units)
         for lease, failure in report.failed:
             self._log.warning(f"shard failed: {failure.message}", **_ids(lease))
         for notice in report.notices:

@@ -10,21 +10,30 @@ A task that has lost a worker is a suspect: it runs alone on its worker, so that
 its own. One that goes on killing workers is leased to the driver, which closes its key; its parts
 are new tasks. A single row that kills workers is leased to the driver to be quarantined.
 
-When nothing is pending, a worker without work is leased a task that is slow on another (a hedge):
-whoever commits first is right, because only one of them can create the task's objects.
+When nothing is pending, workers without work are lent rows of the tasks that take longest. What
+they make lies beside the output as shares. The task's own worker goes on all the while, and is told
+of each share; when the shares cover a task, the one who made the last of them is leased the whole
+of it, to put them together. Whoever commits first is right, because only one can create the task's
+objects; the others are told to leave it alone.
 
-More workers are wanted, up to the most, while tasks wait although all are at work. When none waits
-any more, those that nothing is left for are ended. A worker whose node will go away keeps what it
-holds, gets nothing new, and is replaced.
+How many workers there are is up to `Staff`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import count
 
-from eagle_batch.job.entries import DRIVER, Entry, Rules, State, Tally, WorkerState
+from eagle_batch.job.entries import (
+    DRIVER,
+    IN_FLIGHT,
+    Entry,
+    Rules,
+    State,
+    Tally,
+    WorkerState,
+    span_of,
+)
 from eagle_batch.job.events import (
     Assign,
     CloseTask,
@@ -34,24 +43,26 @@ from eagle_batch.job.events import (
     Event,
     Interrupted,
     JobStarted,
+    Looked,
     QuarantineTask,
+    Renew,
     RoomChanged,
-    StartWorker,
+    ShareMade,
     Starved,
-    StopWorker,
     TaskClosed,
     TaskCommitted,
     TaskFailed,
-    TasksSlow,
+    Withdraw,
     WorkerDraining,
     WorkerLost,
     WorkerReady,
     WorkerStartFailed,
 )
-from eagle_batch.job.tasks import Lease, Task
+from eagle_batch.job.lending import Loans
+from eagle_batch.job.sharing import Span, divide
+from eagle_batch.job.staff import Staff
+from eagle_batch.job.tasks import Lease, Task, Withdrawal
 
-#: Tasks a worker holds at once, so that its batch never drains between two of them.
-IN_FLIGHT = 2
 #: Parts of a split: few rounds of dying workers until the row that kills them is alone.
 SPLIT_WAYS = 8
 #: Finished units before the share of errors among them means something.
@@ -76,7 +87,9 @@ class Coordinator:
         self.rules = rules
         self.run = run
         self.entries = {task.key: Entry(task) for task in tasks}
-        self.workers: dict[int, WorkerState] = {}
+        self._staff = Staff(rules)
+        self.workers = self._staff.workers
+        self._loans = Loans(run, rules.samples)
         self.ended: EndJob | None = None
         self.rows = 0
         self.errors = 0
@@ -86,11 +99,7 @@ class Coordinator:
         self.lost_in_a_row = 0
         self._units = sum(e.task.rows for e in self.entries.values() if not e.task.is_part)
         self._units *= rules.samples
-        self._numbers = count()
-        self._hedges = 0
         self._start_failures = 0
-        #: Workers that are wanted now, were there tasks for all.
-        self._wanted = rules.workers
         for key, counts in done.items():
             self._finish(self.entries[key], State.DONE, *counts)
         waiting = [e for e in self.entries.values() if e.state is State.PENDING]
@@ -110,10 +119,13 @@ class Coordinator:
         if self.ended is None:
             commands += self._end_if_over()
         if self.ended is None:
-            commands += self._staff() + self._hand_out() + self._release_workers()
+            commands += self._withdraw_loans() + self._start_workers() + self._hand_out()
+            waiting = bool(self._fresh or self._suspects)
+            looked = isinstance(event, Looked)
+            commands += self._staff.release(self._unfinished, waiting=waiting, looked=looked)
         return commands
 
-    def _dispatch(self, event: Event) -> list[Command]:  # noqa: C901, PLR0911 - a line an event
+    def _dispatch(self, event: Event) -> list[Command]:  # noqa: C901, PLR0911, PLR0912 - a line an event
         match event:
             case JobStarted():
                 return []
@@ -135,8 +147,10 @@ class Coordinator:
                 return self._on_failed(event)
             case TaskClosed():
                 return self._on_closed(event)
-            case TasksSlow():
-                return self._on_slow(event)
+            case ShareMade():
+                return self._on_share(event)
+            case Looked():
+                return self._on_looked(event)
             case Interrupted():
                 return self._end(Ending.INTERRUPTED, "interrupted")
 
@@ -165,6 +179,10 @@ class Coordinator:
         commands: list[Command] = []
         alone = len(worker.holding) == 1
         for key in worker.holding:
+            loan = self._loans.end(key)
+            if loan is not None:
+                loan.entry.avoided |= not event.announced
+                continue
             entry = self.entries[key]
             entry.haunted |= event.maybe_alive
             del entry.holders[event.worker]
@@ -186,7 +204,9 @@ class Coordinator:
     def _bearable_losses(self) -> int:
         # A poisoned row alone in a job loses shard_attempts, then a few more while it is cut out;
         # at the end of a job each loss may take a second worker along.
-        return 3 * max(self._wanted, self.rules.workers) - 1 + 2 * self.rules.shard_attempts + 4
+        return (
+            3 * max(self._staff.wanted, self.rules.workers) - 1 + 2 * self.rules.shard_attempts + 4
+        )
 
     def _on_draining(self, event: WorkerDraining) -> list[Command]:
         worker = self.workers.get(event.worker)
@@ -195,11 +215,7 @@ class Coordinator:
         return []
 
     def _on_room(self, event: RoomChanged) -> list[Command]:
-        wanted = max(event.workers, self.rules.fewest)
-        if self.rules.most is not None:
-            # The cluster is asked to grow, so that a node that left is asked for again.
-            wanted = max(self._wanted, min(wanted, self.rules.most))
-        self._wanted = wanted
+        self._staff.follow(event.workers)
         return []
 
     def _lose(self, entry: Entry, reason: str, *, alone: bool) -> list[Command]:
@@ -240,12 +256,22 @@ class Coordinator:
         entry = self._current(event.key, event.worker, event.attempt)
         if entry is None:
             return []
+        beaten = [
+            Withdraw(worker, Withdrawal(event.key, attempt))
+            for worker, attempt in entry.holders.items()
+            if worker != event.worker
+        ]
         self._release(entry)
         self._finish(entry, State.DONE, event.rows, event.errors, event.dropped)
         self.lost_in_a_row = 0
-        return self._stop_if_too_many_errors()
+        return self._stop_if_too_many_errors() or [*beaten]
 
     def _on_failed(self, event: TaskFailed) -> list[Command]:
+        loan = self._loans.current(event)
+        if loan is not None:
+            self._end_loan(event.worker, event.key)
+            loan.entry.avoided = True
+            return []
         entry = self._current(event.key, event.worker, event.attempt)
         if entry is None:
             return []
@@ -271,18 +297,6 @@ class Coordinator:
             self._suspects.append(part.key)
         return []
 
-    def _on_slow(self, event: TasksSlow) -> list[Command]:
-        """Give slow tasks to workers that have nothing to do; each once, and none in doubt."""
-        if not (self.rules.hedge and self.rules.exclusive) or self._fresh or self._suspects:
-            return []
-        idle = [n for n, w in self.workers.items() if w.ready and not w.holding and not w.draining]
-        slow = [entry for key in event.keys if (entry := self.entries[key]).may_be_hedged]
-        pairs = list(zip(idle, slow, strict=False))
-        for _, entry in pairs:
-            entry.hedged = True
-        self._hedges += len(pairs)
-        return [self._assign(number, entry) for number, entry in pairs]
-
     def _put_back(self, entry: Entry) -> None:
         entry.state = State.PENDING
         (self._suspects if entry.suspect else self._fresh).append(entry.task.key)
@@ -304,6 +318,58 @@ class Coordinator:
     @property
     def _unfinished(self) -> int:
         return len(self.entries) - sum(self._over.values())
+
+    # -- rows that workers make for others ---------------------------------------------------
+
+    def has_idle_workers(self) -> bool:
+        """Whether it is of use to look how far the others are."""
+        waiting = self._fresh or self._suspects
+        return self.rules.shares and not waiting and bool(self._staff.idle())
+
+    def _on_looked(self, event: Looked) -> list[Command]:
+        """Lend rows of the tasks that take longest to workers that have nothing to do."""
+        if not self.has_idle_workers() or self.rules.share_s is None:
+            return []
+        idle, runs = self._staff.idle(), self._loans.runs(self.workers, self.entries, event)
+        lent = divide([run for _, run in runs], len(idle), event.usual, self.rules.share_s)
+        pairs = zip(idle, lent, strict=False)
+        return [self._lend(worker, runs[n][0], span) for worker, (n, span) in pairs]
+
+    def _lend(self, worker: int, entry: Entry, span: Span) -> Assign:
+        loan = self._loans.lend(worker, entry, span)
+        self.workers[worker].holding.append(loan.task.key)
+        return Assign(worker, loan.lease)
+
+    def _on_share(self, event: ShareMade) -> list[Command]:
+        """Tell all who have these rows too that they are made; lease a task whose rows all are."""
+        loan = self._loans.current(event)
+        if loan is None:
+            return []
+        self._end_loan(event.worker, event.key)
+        entry = loan.entry
+        entry.shares.append(event.share)
+        if entry.state is not State.LEASED or DRIVER in entry.holders:
+            return []
+        commands: list[Command] = [
+            Renew(worker, self._lease_of(entry, attempt))
+            for worker, attempt in entry.holders.items()
+        ]
+        if not entry.covered:
+            commands += self._loans.around(entry, loan.span)
+        elif not entry.suspect:
+            commands.append(self._assign(event.worker, entry))
+        return commands
+
+    def _end_loan(self, worker: int, key: str) -> None:
+        self._loans.end(key)
+        self.workers[worker].holding.remove(key)
+
+    def _withdraw_loans(self) -> list[Command]:
+        """End loans that are of no use any more."""
+        useless = self._loans.useless()
+        for command in useless:
+            self._end_loan(command.worker, command.attempt.key)
+        return [*useless]
 
     # -- what follows from the state ---------------------------------------------------------
 
@@ -331,47 +397,9 @@ class Coordinator:
         self.ended = EndJob(ending, reason)
         return [self.ended]
 
-    def _staff(self) -> list[Command]:
-        """Start workers up to the wanted number, or up to the tasks that are left."""
-        staff = [worker for worker in self.workers.values() if not worker.draining]
-        if self._wants_more(staff):
-            assert self.rules.most is not None
-            self._wanted = min(2 * self._wanted, self.rules.most)
-        missing = min(self._wanted, self._unfinished) - len(staff)
-        commands: list[Command] = []
-        for _ in range(missing):
-            number = next(self._numbers)
-            self.workers[number] = WorkerState()
-            commands.append(StartWorker(number))
-        return commands
-
-    def _wants_more(self, staff: list[WorkerState]) -> bool:
-        """Tell whether tasks wait although all wanted workers are at work, and more are allowed."""
-        most = self.rules.most
-        if most is None or self._wanted >= most or len(staff) < self._wanted:
-            return False
-        return bool(self._fresh) and all(len(worker.holding) == IN_FLIGHT for worker in staff)
-
-    def _release_workers(self) -> list[Command]:
-        """End workers that nothing is left for.
-
-        Of those without a task as many stay as there are tasks under way, to take on slow ones.
-        """
-        idle = [n for n, w in self.workers.items() if not w.holding]
-        gone = [n for n in idle if self.workers[n].draining]
-        if not (self._fresh or self._suspects):
-            kept = [n for n in idle if n not in gone]
-            # Those that have not started yet go first, the youngest of them before the others.
-            kept.sort(key=lambda n: (self.workers[n].ready, -n))
-            gone += kept[: max(0, len(kept) - self._unfinished)]
-        else:
-            # Where room is gone, what still waits for it would wait for ever.
-            late = [n for n in idle if not self.workers[n].ready and n not in gone]
-            surplus = sum(not w.draining for w in self.workers.values()) - self._wanted
-            gone += late[: max(0, surplus)]
-        for number in gone:
-            del self.workers[number]
-        return [StopWorker(number) for number in gone]
+    def _start_workers(self) -> list[Command]:
+        work = self._unfinished + len(self._loans)
+        return [*self._staff.start(work, waiting=bool(self._fresh))]
 
     def _hand_out(self) -> list[Command]:
         """Lease pending tasks, first one to every worker, then a second."""
@@ -391,7 +419,7 @@ class Coordinator:
 
     def _next_for(self, worker: WorkerState, without: int) -> str | None:
         """Take the next task for a worker; a second one only where nobody is left without any."""
-        if any(self.entries[key].suspect for key in worker.holding):
+        if any(key in self.entries and self.entries[key].suspect for key in worker.holding):
             return None
         if self._fresh and (not worker.holding or len(self._fresh) > without):
             return self._fresh.popleft()
@@ -407,7 +435,11 @@ class Coordinator:
         entry.state = State.LEASED
         entry.attempt += 1
         entry.holders[holder] = entry.attempt
-        return Lease(entry.task, entry.attempt, self.run, self.rules.exclusive)
+        return self._lease_of(entry, entry.attempt)
+
+    def _lease_of(self, entry: Entry, attempt: int) -> Lease:
+        shares = tuple(entry.shares)
+        return Lease(entry.task, attempt, self.run, self.rules.exclusive, shares=shares)
 
     # -- looking in --------------------------------------------------------------------------
 
@@ -426,7 +458,7 @@ class Coordinator:
             errors=self.errors,
             dropped=self.dropped,
             units=self._units,
-            hedges=self._hedges,
+            hedges=self._loans.given,
         )
 
     def check_invariants(self) -> None:
@@ -443,7 +475,13 @@ class Coordinator:
             assert leased == bool(entry.holders), f"{key}: leased without a holder"
             assert not leased or entry.holder == DRIVER or key in held, f"{key}: holder is gone"
             assert len(entry.holders) <= 1 or DRIVER not in entry.holders, f"{key}: driver + worker"
-            assert len(entry.holders) <= 2, f"{key}: more than one hedge"
+            assert len(entry.holders) <= 2, f"{key}: more than one puts the shares together"
+            assert not entry.shares or self.rules.shares
+        for loan in self._loans:
+            key = loan.task.key
+            assert key in self.workers[loan.worker].holding, f"{key}: lent to nobody"
+            assert self.ended or not loan.entry.over, f"{key}: of a task that is over"
+            assert span_of(loan.entry.task).holds(loan.span), f"{key}: rows of another task"
         states = [entry.state for entry in self.entries.values()]
         for state, number in self._over.items():
             assert states.count(state) == number, f"the count of {state} tasks drifted"
@@ -455,6 +493,8 @@ class Coordinator:
         assert len(worker.holding) <= IN_FLIGHT, f"worker {number} holds too much"
         assert worker.ready or not worker.holding, f"worker {number} holds before it is ready"
         for key in worker.holding:
+            if key in self._loans:
+                continue
             entry = self.entries[key]
             assert number in entry.holders, f"{key}: held without a lease"
             assert not entry.suspect or len(worker.holding) == 1, f"{key}: a suspect has company"

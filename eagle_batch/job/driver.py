@@ -10,7 +10,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import takewhile
 from typing import Any
 
 from eagle_batch.data.rows import RowReader
@@ -33,14 +32,16 @@ from eagle_batch.job.events import (
     Interrupted,
     JobStarted,
     QuarantineTask,
+    Renew,
     RoomChanged,
+    ShareMade,
     StartWorker,
     Starved,
     StopWorker,
     TaskClosed,
     TaskCommitted,
     TaskFailed,
-    TasksSlow,
+    Withdraw,
     WorkerDraining,
     WorkerLost,
     WorkerReady,
@@ -54,6 +55,7 @@ from eagle_batch.job.ledger import METRICS, Ledger, Scan
 from eagle_batch.job.logs import Log
 from eagle_batch.job.meter import Meter
 from eagle_batch.job.objects import Objects
+from eagle_batch.job.pace import Paces
 from eagle_batch.job.reports import (
     Draining,
     Failure,
@@ -66,7 +68,7 @@ from eagle_batch.job.reports import (
     StartFailed,
 )
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.job.tasks import Commit, Lease, Task
+from eagle_batch.job.tasks import Commit, Lease, Order, Task
 from eagle_batch.job.work import lost_rows, no_rows
 
 #: Seconds a worker runs before it reports.
@@ -77,9 +79,8 @@ PUMPS_QUEUED = 2
 POLL_S = 0.5
 #: Seconds between two versions of `_job/metrics.json`.
 METRICS_S = 5.0
-#: A task is slow that takes so many times as long as others did, and at least so many seconds.
-SLOW_TIMES = 2.0
-SLOW_S = 10.0
+#: Seconds between two looks at how far workers are, where others have nothing to do.
+LOOK_S = 0.5
 #: Seconds that running pumps get to return when a job ends early.
 DRAIN_S = 20.0
 
@@ -135,16 +136,18 @@ def _run_scanned(
     # After the pool: Ray takes SIGTERM for itself when it starts.
     with Interrupts() as interrupts:
         try:
-            return _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
+            result = _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
         finally:
             pool.close()
+    ledger.tidy()
+    return result
 
 
 def _tell(watcher: Watcher, scan: Scan, *, exclusive: bool) -> None:
     if not exclusive and not scan.complete:
         watcher.say(
-            "the store has no conditional put: no shard is given to two workers at once, and none "
-            "is split while a lost worker may still write it"
+            "the store has no conditional put: workers make no rows of each other's shards, and no "
+            "shard is split while a lost worker may still write it"
         )
     if scan.commits and not scan.complete:
         watcher.say(f"resuming: {len(scan.commits)} of {len(scan.tasks)} shards are committed")
@@ -189,14 +192,12 @@ class _Run:
         self._coordinator = Coordinator(scan.tasks, rules, done, run)
         self._meter = Meter(run)
         self._commits = dict(scan.commits)
-        self._outbox: dict[int, list[Lease]] = defaultdict(list)
+        self._outbox: dict[int, list[Order]] = defaultdict(list)
+        self._paces = Paces(job.pipeline.samples)
+        self._looked_at = 0.0
         self._reader = RowReader(job.pipeline, job.plan, job.prompter.stages)
         self._earlier_runs = _earlier_runs(ledger.store)
         self._metrics_at = 0.0
-        #: When each task that is under way was first leased to a worker.
-        self._leased: dict[str, float] = {}
-        #: Seconds from lease to commit, summed, and of how many tasks.
-        self._took = (0.0, 0)
 
     def run(self) -> JobResult:
         """Loop until the coordinator ends the job."""
@@ -206,7 +207,7 @@ class _Run:
                 self._take(event)
             if self._interrupts.requested:
                 self._feed(Interrupted())
-            self._tell_slow()
+            self._look_around()
             self._keep_pumping()
             self._ledger.tend()
             self._publish()
@@ -248,8 +249,7 @@ class _Run:
         self._meter.lost(worker)
         state = self._coordinator.workers.get(worker)
         held = tuple(state.holding) if state is not None else ()
-        for key in held:
-            self._leased.pop(key, None)
+        self._paces.lost(worker)
         self._outbox.pop(worker, None)
         self._watcher.say(f"worker {worker} was lost, its shards go back: {_reason(failure)}")
         self._log.error(f"worker lost: {_reason(failure)}", worker=worker, shards=held)
@@ -264,14 +264,20 @@ class _Run:
 
     def _pumped(self, event: Pumped) -> None:
         self._meter.pumped(event.worker, event.report)
+        self._paces.pumped(event.worker, event.report)
         for notice in event.report.notices:
             self._watcher.say(f"worker {event.worker}: {notice}")
         for lease, commit in event.report.committed:
             self._record(commit)
-            self._note_duration(lease.task.key)
+            self._meter.committed(lease, commit)
             ids = {"worker": event.worker, "shard": commit.key, "attempt": lease.attempt}
             self._log.info("shard committed", **ids, rows=commit.rows, errors=commit.errors)
             self._feed(_committed(event.worker, lease, commit))
+        for lease, share in event.report.shares:
+            self._meter.shared(lease, share)
+            ids = {"worker": event.worker, "shard": share.key, "attempt": lease.attempt}
+            self._log.info("share of a shard made", **ids, start=share.start, stop=share.stop)
+            self._feed(ShareMade(event.worker, lease.task.key, lease.attempt, share))
         for lease, failure in event.report.failed:
             self._watcher.say(
                 f"{lease.task.key} failed on worker {event.worker}: {failure.message}"
@@ -287,22 +293,15 @@ class _Run:
             self._commits[commit.key] = commit
             self._ledger.record(commit)
 
-    def _note_duration(self, key: str) -> None:
-        begun = self._leased.pop(key, None)
-        if begun is not None:
-            seconds, count = self._took
-            self._took = (seconds + time.monotonic() - begun, count + 1)
-
-    def _tell_slow(self) -> None:
-        """Tell the coordinator which tasks take much longer than those before."""
-        seconds, count = self._took
-        if not count:
+    def _look_around(self) -> None:
+        """Where workers have nothing to do, tell the coordinator how far the others are."""
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S or not self._coordinator.has_idle_workers():
             return
-        limit = time.monotonic() - max(SLOW_S, SLOW_TIMES * seconds / count)
-        # In the order of their leases, hence the oldest first.
-        slow = tuple(takewhile(lambda key: self._leased[key] < limit, self._leased))
-        if slow:
-            self._feed(TasksSlow(slow))
+        self._looked_at = now
+        look = self._paces.look()
+        if look is not None:
+            self._feed(look)
 
     # -- what is to be done ------------------------------------------------------------------
 
@@ -316,11 +315,20 @@ class _Run:
                 self._pool.start(worker)
             case StopWorker(worker):
                 self._meter.lost(worker)
+                self._paces.lost(worker)
+                self._outbox.pop(worker, None)
                 self._log.info("worker released", worker=worker)
                 self._pool.stop(worker)
             case Assign(worker, lease):
                 self._outbox[worker].append(lease)
-                self._leased.setdefault(lease.task.key, time.monotonic())
+                self._paces.given(worker)
+                if lease.of:
+                    self._lent(worker, lease)
+            case Renew(worker, lease):
+                self._outbox[worker].append(lease)
+            case Withdraw(worker, attempt):
+                self._outbox[worker].append(attempt)
+                self._meter.withdrawn(attempt)
             case CloseTask(lease, parts):
                 self._close_task(lease, parts)
             case QuarantineTask(lease, reason):
@@ -328,10 +336,22 @@ class _Run:
             case EndJob():
                 pass
 
+    def _lent(self, worker: int, lease: Lease) -> None:
+        """Tell of rows that a worker without work makes for another; the user once."""
+        task = lease.task
+        if self._meter.lent(worker, lease):
+            text = f"no shard waits: idle workers make rows of the last ones, {lease.of} first"
+            self._watcher.say(text)
+        ids = {"worker": worker, "shard": lease.of, "attempt": lease.attempt}
+        self._log.info("rows of another's shard given", **ids, start=task.start, stop=task.stop)
+
     def _keep_pumping(self) -> None:
         """Give every worker that holds a lease something to run now and something to run next."""
         for number, worker in self._coordinator.workers.items():
-            while worker.holding and self._pool.pending(number) < PUMPS_QUEUED:
+            while self._pool.pending(number) < PUMPS_QUEUED:
+                # One that holds nothing any more may have to be told so.
+                if not (worker.holding or number in self._outbox):
+                    break
                 self._pool.pump(number, tuple(self._outbox.pop(number, ())), PUMP_S)
 
     def _close_task(self, lease: Lease, parts: tuple[Task, ...]) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from eagle_batch.job.tasks import Task
+from eagle_batch.job.sharing import Span, covers
+from eagle_batch.job.tasks import Share, Task
 
 #: The holder of a lease that the driver itself works on; workers count from 0.
 DRIVER = -1
+#: Tasks a worker holds at once, so that its batch never drains between two of them.
+IN_FLIGHT = 2
+#: To read rows, to begin them and to put them together again takes seconds.
+SHARE_S = 10.0
 
 
 class State(StrEnum):
@@ -38,11 +43,17 @@ class Rules:
     shard_attempts: int = 3
     #: Share of quarantined units above which the job stops early.
     max_error_rate: float = 0.1
-    #: Whether workers without work take on slow tasks of others at the end of the job.
-    hedge: bool = True
+    #: Seconds of work that a worker without any must find in another's task to take rows of it at
+    #: the end of the job; None leaves each task to its worker.
+    share_s: float | None = SHARE_S
     #: Whether the store lets one attempt alone create a task's objects. Where it does not, a task
-    #: is neither hedged, nor split while an earlier attempt may be alive.
+    #: is neither shared, nor split while an earlier attempt may be alive.
     exclusive: bool = True
+
+    @property
+    def shares(self) -> bool:
+        """Whether workers take rows of each other's tasks."""
+        return self.share_s is not None and self.exclusive
 
 
 @dataclass(slots=True)
@@ -53,10 +64,13 @@ class Entry:
     state: State = State.PENDING
     #: Number of the last lease that was given; 0 before the first.
     attempt: int = 0
-    #: Attempt of each holder while leased: workers, at most two of them, or DRIVER.
+    #: Attempt of each holder while leased: DRIVER, or a worker and, beside it, one that puts the
+    #: shares together.
     holders: dict[int, int] = field(default_factory=dict)
-    #: Whether a second worker was given it; once is enough.
-    hedged: bool = False
+    #: Rows that others made.
+    shares: list[Share] = field(default_factory=list)
+    #: Whether a worker that made rows of it failed or was lost; then nobody else does.
+    avoided: bool = False
     #: Whether an attempt that is over may still write: nobody saw its process end.
     haunted: bool = False
     failures: int = 0
@@ -75,10 +89,29 @@ class Entry:
         return self.losses > 0 or self.task.is_part
 
     @property
-    def may_be_hedged(self) -> bool:
-        """Whether a second worker may be given it."""
+    def may_be_shared(self) -> bool:
+        """Whether other workers may be given rows of it."""
         running = self.state is State.LEASED and DRIVER not in self.holders
-        return running and not (self.hedged or self.suspect or self.failures)
+        return running and not (self.avoided or self.suspect or self.failures)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be done for it."""
+        return self.state in (State.DONE, State.FAILED)
+
+    @property
+    def covered(self) -> bool:
+        """Whether every row is in a share."""
+        return self.shares_cover(span_of(self.task))
+
+    def shares_cover(self, span: Span) -> bool:
+        """Whether each of some rows is in a share."""
+        return bool(self.shares) and covers(map(span_of, self.shares), span)
+
+
+def span_of(rows: Task | Share) -> Span:
+    """Return where the rows of a task or a share lie in the planned shard."""
+    return Span(rows.start, rows.stop)
 
 
 @dataclass(slots=True)
@@ -88,7 +121,7 @@ class WorkerState:
     ready: bool = False
     #: Whether its node will go away: it gets nothing new, and another worker takes its place.
     draining: bool = False
-    #: Keys it holds leases of, in the order they were given.
+    #: Keys it holds leases of, tasks and shares of them, in the order they were given.
     holding: list[str] = field(default_factory=list)
 
 
@@ -102,7 +135,7 @@ class Tally:
     rows: int
     errors: int
     units: int
-    #: Times that a task was given to a second worker at the end of the job.
+    #: Times that a worker was given rows of another's task at the end of the job.
     hedges: int = 0
     #: Rows that were left out on purpose.
     dropped: int = 0

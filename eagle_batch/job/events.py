@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from eagle_batch.job.tasks import Lease, Task
+from eagle_batch.job.sharing import Pace
+from eagle_batch.job.tasks import Lease, Progress, Share, Task, Withdrawal
 
 
 class Ending(StrEnum):
@@ -108,10 +109,25 @@ class TaskClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class TasksSlow:
-    """Tasks are under way for much longer than others took, the longest first."""
+class ShareMade:
+    """Rows that a worker made for another lie in the store."""
 
-    keys: tuple[str, ...]
+    worker: int
+    #: Key and attempt of the lease of these rows.
+    key: str
+    attempt: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Workers have nothing to do; this is how far the others are, and how fast."""
+
+    #: As far as they have reported.
+    progress: tuple[Progress, ...]
+    paces: dict[int, Pace]
+    #: Of a worker in general.
+    usual: Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +146,8 @@ Event = (
     | TaskCommitted
     | TaskFailed
     | TaskClosed
-    | TasksSlow
+    | ShareMade
+    | Looked
     | Interrupted
 )
 
@@ -155,6 +172,22 @@ class Assign:
 
     worker: int
     lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Tell a worker that others have made rows of a lease it has."""
+
+    worker: int
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Tell a worker to leave an attempt alone."""
+
+    worker: int
+    attempt: Withdrawal
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +217,4 @@ class EndJob:
     reason: str = ""
 
 
-Command = StartWorker | StopWorker | Assign | CloseTask | QuarantineTask | EndJob
+Command = StartWorker | StopWorker | Assign | Renew | Withdraw | CloseTask | QuarantineTask | EndJob

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.prompts import Prompter
-from eagle_batch.job.entries import Rules
+from eagle_batch.job.entries import SHARE_S, Rules
 from eagle_batch.job.ledger import Identity
 from eagle_batch.job.meter import Snapshot
 from eagle_batch.job.reports import Pool
@@ -69,6 +69,7 @@ class Job:
             worker_attempts=limits.worker_attempts,
             shard_attempts=limits.shard_attempts,
             max_error_rate=limits.max_error_rate,
+            share_s=SHARE_S,
             exclusive=exclusive,
         )
 

@@ -7,6 +7,7 @@
     <output>/_job/commits/NNNNNN-<run>.jsonl   commit records, written by drivers only
     <output>/_job/runs/NNNNNN-<run>.json  command, versions and settings of each run
     <output>/_job/lock/NNNNNN.json        who runs now
+    <output>/_job/shares/...              rows that workers make for others, until the run ends
     <output>/_job/damaged/...             unreadable objects that were moved out of the way
 
 An object without a record (a crash between the two) is adopted after it was checked whole. An
@@ -27,6 +28,7 @@ from eagle_batch.job.lock import Lock
 from eagle_batch.job.objects import (
     DATA,
     ERRORS,
+    SHARES,
     Objects,
     TornObjectError,
     data_key,
@@ -130,6 +132,7 @@ class Ledger:
         try:
             self._settle_identity()
             self.store.sweep()
+            self.tidy()
             self.exclusive = self.store.is_exclusive()
             self._note_run(about | {"conditional_puts": self.exclusive})
             scan = _Scanner(
@@ -209,6 +212,11 @@ class Ledger:
             raise LedgerError(f"{key}: exists already; another driver writes this output")
         self._next_record += 1
         self._waiting = []
+
+    def tidy(self) -> None:
+        """Remove the shares of a run that is over."""
+        for key in self.store.list(SHARES):
+            self.store.delete(key)
 
     def close(self) -> None:
         """Write what waits and give the lock back."""

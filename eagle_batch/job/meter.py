@@ -14,7 +14,9 @@ from typing import Any
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.job.entries import Tally
 from eagle_batch.job.lengths import Lengths
+from eagle_batch.job.lent import Lent, Made
 from eagle_batch.job.reports import PumpReport, WorkerInfo
+from eagle_batch.job.tasks import Commit, Lease, Share, Withdrawal
 
 #: Seconds between two points of the time series, at first.
 SAMPLE_S = 1.0
@@ -115,6 +117,7 @@ class Meter:
         self._checked: Counter[tuple[str, bool]] = Counter()
         #: What was made for nothing: by workers that were lost, or beside another worker.
         self._discarded = self._discarded_tokens = 0
+        self._lent = Lent()
         self.started_unix = time.time()
 
     def started(self, worker: int, info: WorkerInfo) -> None:
@@ -131,6 +134,7 @@ class Meter:
             totals.lost_at = self._clock() - self._begun
             self._discarded += totals.open
             self._discarded_tokens += totals.open_tokens
+        self._lent.lost(worker, self._clock() - self._begun)
         self._alive.discard(worker)
 
     def pumped(self, worker: int, report: PumpReport) -> None:
@@ -153,6 +157,26 @@ class Meter:
         totals.notices += report.notices
         self._checked.update(dict(report.checked))
         self._sample()
+
+    def lent(self, worker: int, lease: Lease) -> bool:
+        """Note that a worker makes rows for another; return whether it is the first one."""
+        return self._lent.lend(worker, lease, self._clock() - self._begun)
+
+    def shared(self, lease: Lease, share: Share) -> None:
+        """Note that such rows are made."""
+        self._write_off(self._lent.made(lease, share, self._clock() - self._begun))
+
+    def withdrawn(self, attempt: Withdrawal) -> None:
+        """Note that what a worker has in hand is of no use any more."""
+        self._lent.withdrawn(attempt, self._clock() - self._begun)
+
+    def committed(self, lease: Lease, commit: Commit) -> None:
+        """Note that a task is done, and what rows of other workers are in it."""
+        self._write_off(self._lent.committed(lease, commit))
+
+    def _write_off(self, made: Made) -> None:
+        self._discarded += made.units
+        self._discarded_tokens += made.tokens
 
     def _sample(self) -> None:
         now = self._clock() - self._begun
@@ -200,13 +224,16 @@ class Meter:
         """Take what living workers did not commit as made for nothing: the run is over."""
         for worker in tuple(self._alive):
             self.lost(worker)
+        self._write_off(self._lent.end())
 
     def snapshot(self, tally: Tally) -> Snapshot:
         """Return how far the job is."""
         total = self.total()
         committed = tally.rows + tally.errors + tally.dropped
-        # Two workers may make the same shard, so more may be open than was asked for.
-        opened = sum(self._workers[worker].open for worker in self._alive)
+        # Two workers may make the same rows, so more may be open than was asked for.
+        opened = (
+            sum(self._workers[worker].open for worker in self._alive) + self._lent.waiting.units
+        )
         completed = min(committed + opened, tally.units)
         return Snapshot(
             units=tally.units,
@@ -257,6 +284,7 @@ class Meter:
             "tasks": tally.tasks,
             "tasks_done": tally.done,
             "hedges": tally.hedges,
+            "loans": self._lent.document(),
             "rows_this_run": self._units,
             "discarded_rows": self._discarded,
             "discarded_tokens": self._discarded_tokens,

@@ -11,6 +11,12 @@ puts the one that the data object carries:
 On a store where the first one wins, all that is ever put at errors/KEY is thus of the winner. Where
 the last one wins (no conditional put), each attempt looks again at the data after it has put the
 errors, until both are of one attempt.
+
+A share (rows of a task that one worker makes for another) is one such data object elsewhere:
+
+    _job/shares/KEY-START-STOP-ATTEMPT    put once, by the attempt that it is named after
+
+Nobody looks for shares in the store: a driver knows those of its own run, by their checksums.
 """
 
 from __future__ import annotations
@@ -25,13 +31,14 @@ import pyarrow.parquet as pq
 
 from eagle_batch.errors import DROPS, LedgerError
 from eagle_batch.job.store import Store
-from eagle_batch.job.tasks import Commit, Lease, Task
+from eagle_batch.job.tasks import Commit, Lease, Share, Task
 
 #: Raise when readers of an older version would misunderstand an output.
 VERSION = "2"
 PREFIX = "eagle_batch."
 DATA = "data"
 ERRORS = "errors"
+SHARES = "_job/shares"
 #: With which a Parquet file begins; what an object carries lies behind it.
 MAGIC = b"PAR1"
 
@@ -44,6 +51,11 @@ def data_key(key: str) -> str:
 def errors_key(key: str) -> str:
     """Return where a task's quarantined rows lie."""
     return f"{ERRORS}/{key}.parquet"
+
+
+def share_key(share: Share) -> str:
+    """Return where a share lies."""
+    return f"{SHARES}/{share.key}-{share.start}-{share.stop}-{share.attempt}.parquet"
 
 
 def sha256(data: bytes) -> str:
@@ -158,21 +170,57 @@ class Objects:
         done either way. Raises StoreError, or LedgerError when the key holds a foreign object.
         """
         key = lease.task.key
-        footer = Footer(
-            self._fingerprint, key, rows.num_rows, errors.num_rows, lease.id, VERSION, tokens
+        footer = self._footer(key, lease, rows, errors)
+        footer, data, listed = self._encode(
+            replace(footer, tokens=tokens, parts=parts), rows, errors
         )
-        footer = replace(footer, dropped=_dropped(errors))
-        listed = encode(errors, footer, self._compression)
-        footer = replace(
-            footer, errors_sha256=sha256(listed), errors_bytes=len(listed), parts=parts
-        )
-        data = encode(rows, footer, self._compression, listed)
         if lease.exclusive and self._store.put_new(data_key(key), data):
             self._store.put_replace(errors_key(key), listed)
             return _commit(footer, data)
         if not lease.exclusive and self._store.get(data_key(key)) is None:
             self._store.put_replace(data_key(key), data)
         return self.settle(lease.task, exclusive=lease.exclusive)
+
+    def put_share(
+        self, lease: Lease, rows: pa.Table, errors: pa.Table, tokens: int, spent: int
+    ) -> Share:
+        """Put the rows that were made for another worker; raises StoreError."""
+        task = lease.task
+        units = task.rows * self._samples
+        share = Share(lease.of, task.start, task.stop, lease.id, "", units, spent, tokens)
+        footer = replace(self._footer(share.name, lease, rows, errors), tokens=tokens)
+        _, data, _ = self._encode(footer, rows, errors)
+        share = replace(share, sha256=sha256(data))
+        self._store.put_replace(share_key(share), data)
+        return share
+
+    def read_share(self, share: Share) -> tuple[pa.Table, pa.Table]:
+        """Return a share's rows and quarantined rows.
+
+        Raises StoreError, or LedgerError when it is gone or other than it was when it was put.
+        """
+        key = share_key(share)
+        data = self._store.get(key)
+        if data is None or sha256(data) != share.sha256:
+            raise LedgerError(f"{key}: " + ("missing" if data is None else "was changed"))
+        rows, footer = decode(key, data)
+        self._check(key, share.name, share.units, footer, rows.num_rows)
+        listed = carried(data, footer)
+        assert listed is not None, "the checksum is of the whole object"
+        return rows, decode(key, listed)[0]
+
+    def _footer(self, name: str, lease: Lease, rows: pa.Table, errors: pa.Table) -> Footer:
+        counts = rows.num_rows, errors.num_rows
+        footer = Footer(self._fingerprint, name, *counts, lease.id, VERSION)
+        return replace(footer, dropped=_dropped(errors))
+
+    def _encode(
+        self, footer: Footer, rows: pa.Table, errors: pa.Table
+    ) -> tuple[Footer, bytes, bytes]:
+        """Return the data object, its footer, and the errors object that it carries."""
+        listed = encode(errors, replace(footer, parts=()), self._compression)
+        footer = replace(footer, errors_sha256=sha256(listed), errors_bytes=len(listed))
+        return footer, encode(rows, footer, self._compression, listed), listed
 
     def settle(self, task: Task, *, exclusive: bool = True) -> Commit:
         """Make the errors object that of the data object; return the pair's record.
@@ -200,19 +248,18 @@ class Objects:
         """Return the record of a data object and the errors object that it carries."""
         key = data_key(task.key)
         rows, footer = decode(key, data)
-        self._check(task, footer, rows.num_rows)
+        wanted = 0 if footer.parts else task.rows * self._samples
+        self._check(key, task.key, wanted, footer, rows.num_rows)
         errors = carried(data, footer)
         if errors is None:
             raise LedgerError(f"{key}: the errors object that it carries was changed")
         return _commit(footer, data), errors
 
-    def _check(self, task: Task, footer: Footer, rows: int) -> None:
-        key = data_key(task.key)
-        wanted = 0 if footer.parts else task.rows * self._samples
+    def _check(self, key: str, name: str, wanted: int, footer: Footer, rows: int) -> None:
         rules = (
             (footer.version == VERSION, f"layout version {footer.version}, not {VERSION}"),
             (footer.fingerprint == self._fingerprint, "written by another job (its fingerprint)"),
-            (footer.shard == task.key, f"belongs to {footer.shard}"),
+            (footer.shard == name, f"belongs to {footer.shard}"),
             (footer.rows == rows, f"holds {rows} rows, its metadata says {footer.rows}"),
             (
                 footer.rows + footer.errors == wanted,

@@ -32,7 +32,7 @@ from eagle_batch.job.reports import (
 )
 from eagle_batch.job.resources import Resources, describe_nodes
 from eagle_batch.job.spec import WorkerSpec
-from eagle_batch.job.tasks import Lease
+from eagle_batch.job.tasks import Order
 
 #: Seconds between two looks at the cluster's nodes.
 NODES_S = 2.0
@@ -117,9 +117,9 @@ class RayPool:
         self._starting.discard(worker)
         self._forget(worker)
 
-    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
-        """Queue a pump that first takes in new leases; Pumped or Lost follows."""
-        self._call(worker, self._actors[worker].pump.remote(leases, seconds))
+    def pump(self, worker: int, orders: tuple[Order, ...], seconds: float) -> None:
+        """Queue a pump that first takes in orders; Pumped or Lost follows."""
+        self._call(worker, self._actors[worker].pump.remote(orders, seconds))
 
     def pending(self, worker: int) -> int:
         """Return how many calls of a worker were queued and have not returned."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.errors import EagleBatchError
-from eagle_batch.job.tasks import Commit, Lease
+from eagle_batch.job.tasks import Commit, Lease, Order, Progress, Share
 
 #: Lines of a worker's traceback that are kept: the end says what went wrong.
 TRACEBACK_LINES = 25
@@ -55,10 +55,14 @@ class Place:
 class PumpReport:
     """What happened in one pump."""
 
-    #: Tasks whose objects lie in the store now.
+    #: Tasks whose objects lie in the store now; each lease with the shares that went into them.
     committed: tuple[tuple[Lease, Commit], ...] = ()
     #: Tasks that could not be made, and why; the worker is well.
     failed: tuple[tuple[Lease, Failure], ...] = ()
+    #: Rows that were made for other workers and lie in the store now.
+    shares: tuple[tuple[Lease, Share], ...] = ()
+    #: How far the attempts are that go on.
+    progress: tuple[Progress, ...] = ()
     #: Counters of the engine since the last report.
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     #: Rows x samples that were completed or quarantined, committed or not.
@@ -156,8 +160,8 @@ class Pool(Protocol):
     def stop(self, worker: int) -> None:
         """End a worker that has nothing to do; no event follows."""
 
-    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
-        """Queue a pump that first takes in new leases; Pumped or Lost follows."""
+    def pump(self, worker: int, orders: tuple[Order, ...], seconds: float) -> None:
+        """Queue a pump that first takes in orders; Pumped or Lost follows."""
 
     def pending(self, worker: int) -> int:
         """Return how many pumps of a worker were queued and have not returned."""

@@ -40,8 +40,38 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Rows of a task that another worker made, in an object beside the output.
+
+    It lies there until the run ends; the task's own objects are put together from such rows.
+    """
+
+    #: The task's key.
+    key: str
+    #: Rows [start, stop) of the planned shard.
+    start: int
+    stop: int
+    #: `Lease.id` of the attempt that made it.
+    attempt: str
+    sha256: str
+    #: Rows x samples, and the generated tokens of all of them.
+    units: int
+    spent: int
+    #: Generated tokens of those that are not quarantined.
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """What its object says it holds; no task has such a name."""
+        return f"{self.key}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on a task, once; a report with another attempt number is stale."""
+    """The right to work on a task, once; a report with another attempt number is stale.
+
+    One of an attempt that the worker has already only tells it of more shares.
+    """
 
     task: Task
     #: 1 for the first worker that gets the task in this run.
@@ -51,11 +81,39 @@ class Lease:
     #: Whether the store lets one attempt alone create the objects. Where it does not, the last one
     #: wins, and each looks again at what lies there.
     exclusive: bool = True
+    #: Key of the task that these rows are a share of; empty where they are a task of their own.
+    of: str = ""
+    #: Rows among these that others have made.
+    shares: tuple[Share, ...] = ()
 
     @property
     def id(self) -> str:
         """Name of this attempt, unique over all runs; it is written into the objects."""
         return f"{self.run}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Tells a worker to leave an attempt alone: its rows lie in the store."""
+
+    key: str
+    attempt: int
+
+
+#: What a worker can be told.
+Order = Lease | Withdrawal
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a worker is with an attempt."""
+
+    key: str
+    attempt: int
+    #: First row of the planned shard that it has not begun.
+    begun: int
+    #: Rows x samples that it has begun and not finished.
+    open: int
 
 
 @dataclass(frozen=True, slots=True)

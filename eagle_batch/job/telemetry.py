@@ -23,6 +23,7 @@ COUNTERS = {
     "dropped_rows_total": "Rows x samples that were committed as left out on purpose.",
     "shards_total": "Shards that were committed.",
     "failed_shards_total": "Shards that could not be made.",
+    "shares_total": "Times that rows were made of another worker's shard.",
     "target_passes_total": "Verification passes of the target.",
     "row_passes_total": "Rows that took part in those passes.",
     "slot_passes_total": "Slots that there were in those passes.",
@@ -80,6 +81,7 @@ def amounts(report: PumpReport) -> Iterator[tuple[str, str, float]]:
     yield "dropped_rows_total", "", sum(commit.dropped for commit in commits)
     yield "shards_total", "", len(report.committed)
     yield "failed_shards_total", "", len(report.failed)
+    yield "shares_total", "", len(report.shares)
     yield "target_passes_total", "", metrics.target_passes
     yield "row_passes_total", "", metrics.row_passes
     yield "slot_passes_total", "", metrics.slot_passes

@@ -6,16 +6,25 @@ the tables are in input order, then sample order, whatever finished first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import pyarrow as pa
 
 from eagle_batch.data.rows import Rows
-from eagle_batch.data.schema import ErrorRow, Generation, OutputRow, error_table, output_table
+from eagle_batch.data.schema import (
+    ERROR_SCHEMA,
+    ErrorRow,
+    Generation,
+    OutputRow,
+    error_table,
+    output_table,
+)
 from eagle_batch.engine.request import Completion
 from eagle_batch.errors import Reason
-from eagle_batch.job.tasks import Lease
+from eagle_batch.job.tasks import Lease, Progress, Share
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.stages.calls import Call, Record
 from eagle_batch.stages.graph import Graph
@@ -39,8 +48,11 @@ class Flow:
     _asked: tuple[str, ...] = ()
     _came: dict[str, Completion] = field(default_factory=dict)
     _count: int = 0
-    #: Whether it came out or is quarantined; what still comes for it is dropped.
-    ended: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came out, here or elsewhere, or nobody wants it: what still comes is lost."""
+        return self.work.is_over(self.row, self.sample)
 
     @property
     def row_id(self) -> str:
@@ -85,7 +97,11 @@ class Flow:
 
 
 class TaskWork:
-    """The rows of one lease and what became of them."""
+    """The rows of one lease and what became of them.
+
+    A row is not begun yet, under way, out (made or quarantined), or part of a share that another
+    worker made. A share takes its rows whatever they were here.
+    """
 
     def __init__(
         self, pipeline: Pipeline, lease: Lease, rows: Rows, graph: Graph | None = None
@@ -96,24 +112,45 @@ class TaskWork:
         self._pipeline = pipeline
         self._graph = graph
         self._stages = [stage.name for stage in pipeline.stages]
-        self._flows = self._all_flows(pipeline.samples)
-        self._outcomes: list[OutputRow | ErrorRow | None] = [None] * (
+        self._samples = pipeline.samples
+        self._outcomes: list[OutputRow | ErrorRow | Share | None] = [None] * (
             len(rows.ids) * pipeline.samples
         )
+        #: Generated tokens of each that came out here.
+        self._tokens = [0] * len(self._outcomes)
+        self._shared: dict[Share, tuple[pa.Table, pa.Table]] = {}
         self._left = len(self._outcomes)
-        self.tokens = 0
-        #: Generated tokens of all rows that ended, in quarantine too.
-        self.spent = 0
-
-    def _all_flows(self, samples: int) -> Iterator[tuple[int, int]]:
-        for row in range(len(self.rows.ids)):
-            for sample in range(samples):
-                yield row, sample
+        #: Place of the first that was not begun, and how many before it are under way.
+        self._next = self._open = 0
+        self._withdrawn = False
 
     @property
     def units(self) -> int:
-        """Rows x samples."""
-        return len(self._outcomes)
+        """Rows x samples that came out here."""
+        return sum(isinstance(item, OutputRow | ErrorRow) for item in self._outcomes)
+
+    @property
+    def spent(self) -> int:
+        """Generated tokens of those, quarantined ones too."""
+        return sum(self._tokens)
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens of the rows, those of shares too."""
+        pairs = zip(self._outcomes, self._tokens, strict=True)
+        own = sum(tokens for item, tokens in pairs if isinstance(item, OutputRow))
+        return own + sum(share.tokens for share in self.shares)
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The shares that rows are taken from, in their order."""
+        return tuple(dict.fromkeys(item for item in self._outcomes if isinstance(item, Share)))
+
+    @property
+    def progress(self) -> Progress:
+        """How far this is."""
+        begun = self.lease.task.start + -(-self._next // self._samples)
+        return Progress(self.lease.task.key, self.lease.attempt, begun, self._open)
 
     @property
     def done(self) -> bool:
@@ -123,17 +160,18 @@ class TaskWork:
     def next_flow(self) -> Flow | None:
         """Return a flow that was not begun yet, in order; None when all were."""
         assert self._graph is not None
-        place = next(self._flows, None)
-        if place is None:
+        while self._next < len(self._outcomes) and self._outcomes[self._next] is not None:
+            self._next += 1
+        if self._next == len(self._outcomes):
             return None
-        row, sample = place
+        row, sample = divmod(self._next, self._samples)
+        self._next += 1
+        self._open += 1
         walk = Walk(self._graph, self.rows.ids[row], sample)
         return Flow(self, row, sample, walk, walk.run())
 
     def complete(self, flow: Flow, spans: Spans | None = None) -> None:
         """Keep a flow that went through every stage; `spans` tells what of a text was drafted."""
-        flow.ended = True
-        self.tokens += flow.tokens
         kept = [record for record in flow.walk.records if record.kept]
         keep_ids = self._pipeline.output.token_ids
         row = OutputRow(
@@ -147,20 +185,22 @@ class TaskWork:
             else (),
             spans=() if spans is None else tuple(spans(r) for r in kept),
         )
-        self._settle(flow.row, flow.sample, row)
+        self._settle(flow, row)
 
     def quarantine(self, flow: Flow, reason: Reason, message: str) -> None:
         """Send a flow to the error table."""
-        flow.ended = True
-        self._lose(flow.row, flow.sample, self._stages[flow.walk.stage], reason, message)
+        stage = self._stages[flow.walk.stage]
+        self._settle(flow, self._lost(flow.row, flow.sample, stage, reason, message))
 
     def quarantine_all(self, reason: Reason, message: str) -> None:
         """Send every row to the error table; a crash does not tell in which stage it was."""
-        for row, sample in self._flows:
-            self._lose(row, sample, "", reason, message)
+        for place in range(len(self._outcomes)):
+            lost = self._lost(*divmod(place, self._samples), "", reason, message)
+            self._outcomes[place] = lost
+        self._left = 0
 
-    def _lose(self, row: int, sample: int, stage: str, reason: Reason, message: str) -> None:
-        lost = ErrorRow(
+    def _lost(self, row: int, sample: int, stage: str, reason: Reason, message: str) -> ErrorRow:
+        return ErrorRow(
             id=self.rows.ids[row],
             sample=sample,
             stage=stage,
@@ -169,20 +209,71 @@ class TaskWork:
             attempt=self.lease.attempt,
             row=self.rows.row_json(row),
         )
-        self._settle(row, sample, lost)
+
+    def _settle(self, flow: Flow, outcome: OutputRow | ErrorRow) -> None:
+        place = flow.row * self._samples + flow.sample
+        assert self._outcomes[place] is None, f"row {flow.row}, sample {flow.sample} ended twice"
+        self._outcomes[place] = outcome
+        self._tokens[place] = flow.tokens
+        self._left -= 1
+        self._open -= 1
+
+    # -- what others do ----------------------------------------------------------------------
+
+    def is_over(self, row: int, sample: int) -> bool:
+        """Whether nothing more is to be done for a row and sample."""
+        return self._withdrawn or self._outcomes[row * self._samples + sample] is not None
+
+    def withdraw(self) -> None:
+        """Make nothing more of this."""
+        self._withdrawn = True
+
+    def take_over(self, share: Share, rows: pa.Table, errors: pa.Table) -> Counter[str]:
+        """Take rows that another worker made; return the units and tokens that came out here too.
+
+        Shares lie within each other or apart; the larger one counts.
+        """
+        start = self.lease.task.start
+        places = range((share.start - start) * self._samples, (share.stop - start) * self._samples)
+        twice: Counter[str] = Counter()
+        if all(isinstance(self._outcomes[place], Share) for place in places):
+            return twice
+        for place in places:
+            match self._outcomes[place]:
+                case None:
+                    self._left -= 1
+                    self._open -= place < self._next
+                case OutputRow() | ErrorRow():
+                    twice.update(units=1, tokens=self._tokens[place])
+                    self._tokens[place] = 0
+            self._outcomes[place] = share
+        self._shared[share] = rows, errors
+        return twice
+
+    # -- what comes of it --------------------------------------------------------------------
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """Return the rows and the quarantined rows, in input order, then sample order."""
         assert self.done
-        rows = [item for item in self._outcomes if isinstance(item, OutputRow)]
-        errors = [item for item in self._outcomes if isinstance(item, ErrorRow)]
+        if not self._shared:
+            return self._made(self._outcomes)
+        pieces = [
+            self._made(list(items)) if share is None else self._shared[share]
+            for share, items in groupby(self._outcomes, _share_of)
+        ]
+        # Parquet gives some types back as others, such as seconds as milliseconds.
+        schema = self._made([])[0].schema
+        rows = pa.concat_tables([rows.cast(schema) for rows, _ in pieces])
+        return rows, pa.concat_tables([errors.cast(ERROR_SCHEMA) for _, errors in pieces])
+
+    def _made(self, items: Sequence[object]) -> tuple[pa.Table, pa.Table]:
+        rows = [item for item in items if isinstance(item, OutputRow)]
+        errors = [item for item in items if isinstance(item, ErrorRow)]
         return output_table(self._pipeline, rows, self.rows.table), error_table(errors)
 
-    def _settle(self, row: int, sample: int, outcome: OutputRow | ErrorRow) -> None:
-        place = row * self._pipeline.samples + sample
-        assert self._outcomes[place] is None, f"row {row}, sample {sample} ended twice"
-        self._outcomes[place] = outcome
-        self._left -= 1
+
+def _share_of(outcome: object) -> Share | None:
+    return outcome if isinstance(outcome, Share) else None
 
 
 def _generation(record: Record) -> Generation:

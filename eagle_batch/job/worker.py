@@ -26,7 +26,7 @@ from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
 from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.job.tasks import Commit, Lease
+from eagle_batch.job.tasks import Commit, Lease, Order, Share, Withdrawal
 from eagle_batch.job.work import Flow, TaskWork
 from eagle_batch.stages.calls import Call, Record
 from eagle_batch.stages.graph import Graph
@@ -35,7 +35,7 @@ Calls = tuple[tuple[str, Call], ...]
 
 
 class Worker:
-    """Turns leases into committed objects."""
+    """Turns leases into committed objects, and into shares of tasks that others commit."""
 
     def __init__(
         self,
@@ -73,20 +73,22 @@ class Worker:
         self._settled: Counter[str] = Counter()
         self._discarded: Counter[str] = Counter()
         self._failed: list[tuple[Lease, Failure]] = []
+        self._shares: list[tuple[Lease, Share]] = []
+        self._notices: list[str] = []
 
     def info(self) -> WorkerInfo:
         """Say where this worker runs."""
         return WorkerInfo(socket.gethostname(), os.getpid(), self._device)
 
-    def pump(self, leases: tuple[Lease, ...], seconds: float) -> PumpReport:
-        """Take in leases, run for about `seconds` or until nothing is left, and report.
+    def pump(self, orders: tuple[Order, ...], seconds: float) -> PumpReport:
+        """Take in orders, run for about `seconds` or until nothing is left, and report.
 
         Takes at least one step. Exceptions that are no fault of a row or of the store escape: the
         engine is then unusable.
         """
         begun = self._clock()
-        for lease in leases:
-            self._accept(lease)
+        for order in orders:
+            self._obey(order)
         self._fill()
         committed = self._commit_finished()
         while self._engine.has_work:
@@ -98,15 +100,69 @@ class Worker:
                 break
         return self._report(committed, self._clock() - begun)
 
-    def _accept(self, lease: Lease) -> None:
+    def _obey(self, order: Order) -> None:
+        work = self._find(order)
+        if isinstance(order, Lease):
+            work = work or self._accept(order)
+            if work is not None:
+                self._take_over(work, order.shares)
+        elif work is not None:
+            self._withdraw(work)
+
+    def _find(self, order: Order) -> TaskWork | None:
+        """Return what there is of an attempt already."""
+        key = order.key if isinstance(order, Withdrawal) else order.task.key
+        for work in self._work:
+            if (work.lease.task.key, work.lease.attempt) == (key, order.attempt):
+                return work
+        return None
+
+    def _accept(self, lease: Lease) -> TaskWork | None:
         task = lease.task
         shard = self._plan.shards[task.shard]
         try:
             rows = self._reader.read(shard, task.start, task.stop)
         except (ConfigError, OSError) as error:
             self._failed.append((lease, Failure.of(error)))
-            return
-        self._work.append(TaskWork(self._pipeline, lease, rows, self._graph))
+            return None
+        work = TaskWork(self._pipeline, lease, rows, self._graph)
+        self._work.append(work)
+        return work
+
+    def _take_over(self, work: TaskWork, shares: tuple[Share, ...]) -> None:
+        """Take rows that others made; those that cannot be read are made here."""
+        flows = self._flows_of(work)
+        for share in shares:
+            if share in work.shares:
+                continue
+            try:
+                rows, errors = self._objects.read_share(share)
+            except (StoreError, LedgerError) as error:
+                self._notices.append(f"makes rows of {share.key} again: {error}")
+                continue
+            self._waste(work.take_over(share, rows, errors))
+        self._abandon(flows)
+
+    def _withdraw(self, work: TaskWork) -> None:
+        flows = self._flows_of(work)
+        self._work.remove(work)
+        self._waste(Counter(units=work.units, tokens=work.spent))
+        work.withdraw()
+        self._abandon(flows)
+
+    def _flows_of(self, work: TaskWork) -> list[Flow]:
+        """Return the flows of a task that are under way, each once."""
+        flows = {id(flow): flow for flow in self._flows.values() if flow.work is work}
+        return [flow for flow in flows.values() if not flow.ended]
+
+    def _abandon(self, flows: list[Flow]) -> None:
+        """Write off those that nobody waits for any more; the engine goes on with them."""
+        self._waste(Counter(tokens=sum(flow.tokens for flow in flows if flow.ended)))
+
+    def _waste(self, counts: Counter[str]) -> None:
+        """Note units and tokens that come to nothing."""
+        self._settled.update(counts)
+        self._discarded.update(counts)
 
     def _fill(self) -> None:
         """Keep one batch waiting behind the one that runs, oldest task first."""
@@ -159,8 +215,10 @@ class Worker:
         """Move a flow on to its next stage, or to its end."""
         handle = completion.request_id
         flow = self._flows.pop(handle)
-        # One that was quarantined may have more in the engine.
-        if not flow.ended:
+        if flow.ended:
+            # One that was quarantined, or that another worker made, may have more in the engine.
+            self._waste(Counter(tokens=len(completion.token_ids)))
+        else:
             self._go_on(flow, lambda: flow.come(handle, completion), ahead=True)
 
     def _spans(self, record: Record) -> tuple[str, tuple[int, ...]]:
@@ -172,7 +230,6 @@ class Worker:
         )
 
     def _count(self, flow: Flow) -> None:
-        flow.work.spent += flow.tokens
         self._units += 1
         self._unit_tokens += flow.tokens
         self._unit_tokens_squared += flow.tokens * flow.tokens
@@ -183,24 +240,38 @@ class Worker:
         committed: list[tuple[Lease, Commit]] = []
         for work in finished:
             self._work.remove(work)
-            self._settled.update(units=work.units, tokens=work.spent)
+            own = Counter(units=work.units, tokens=work.spent)
+            self._settled.update(own)
             try:
-                rows, errors = work.tables()
-                commit = self._objects.put(work.lease, rows, errors, work.tokens)
+                commit = self._put(work)
             except (StoreError, LedgerError) as error:
-                self._discarded.update(units=work.units, tokens=work.spent)
+                self._discarded.update(own)
                 self._failed.append((work.lease, Failure.of(error)))
                 continue
+            if commit is None:
+                continue
             if commit.attempt != work.lease.id:
-                self._discarded.update(units=work.units, tokens=work.spent)
-            committed.append((work.lease, commit))
+                self._discarded.update(own)
+            committed.append((replace(work.lease, shares=work.shares), commit))
         return committed
+
+    def _put(self, work: TaskWork) -> Commit | None:
+        """Put what was made; a share is no commit."""
+        rows, errors = work.tables()
+        if not work.lease.of:
+            return self._objects.put(work.lease, rows, errors, work.tokens)
+        spent = work.spent + sum(share.spent for share in work.shares)
+        share = self._objects.put_share(work.lease, rows, errors, work.tokens, spent)
+        self._shares.append((replace(work.lease, shares=work.shares), share))
+        return None
 
     def _report(self, committed: list[tuple[Lease, Commit]], seconds: float) -> PumpReport:
         total = self._engine.metrics()
         report = PumpReport(
             committed=tuple(committed),
             failed=tuple(self._failed),
+            shares=tuple(self._shares),
+            progress=tuple(work.progress for work in self._work),
             metrics=total - self._reported,
             units=self._units,
             unit_tokens=self._unit_tokens,
@@ -213,12 +284,13 @@ class Worker:
             seconds=seconds,
             slots=self._engine.slots,
             waiting=self._engine.waiting,
-            notices=tuple(self._engine.notices),
+            notices=(*self._engine.notices, *self._notices),
             checked=tuple(self._checked.items()),
         )
         for counter in (self._checked, self._settled, self._discarded):
             counter.clear()
         self._engine.notices.clear()
         self._reported, self._failed = total, []
+        self._shares, self._notices = [], []
         self._units = self._unit_tokens = self._unit_tokens_squared = 0
         return report

@@ -91,10 +91,26 @@ def _workers(facts: OutputFacts) -> Iterator[Card]:
     alt = f"{len(document['workers'])} workers; {len(marks)} failures"
     if len(document["workers"]) <= MOST_LANES:
         lives = [(str(w["worker"]), w["ready_at"], w["lost_at"]) for w in document["workers"]]
-        yield Card("Workers", f"{note}.", svg(plots.lanes(lives, document["seconds"])), alt)
+        helps = _helps(document)
+        parts = " An orange stretch: it made rows of a shard that took another longer."
+        image = svg(plots.lanes(lives, helps, document["seconds"]))
+        yield Card("Workers", f"{note}.{parts if helps else ''}", image, alt)
     elif points and points[-1][0] > 0:
         text = f"{note} or did not start, or a shard that failed."
         yield Card("Workers ready", text, svg(plots.workers(points, marks)), alt)
+
+
+def _helps(document: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Return when each worker made rows of another's shard."""
+    end = document["seconds"]
+    return [
+        (
+            str(each["worker"]),
+            each["begun_at"],
+            end if each["ended_at"] is None else each["ended_at"],
+        )
+        for each in document.get("loans", [])
+    ]
 
 
 def _worker_tables(facts: OutputFacts) -> Iterator[Card]:

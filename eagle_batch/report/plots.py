@@ -299,10 +299,21 @@ def workers(points: Sequence[tuple[float, int]], marks: Sequence[float]) -> str:
     return draw("workers", paint)
 
 
-def lanes(lives: Sequence[tuple[str, float, float | None]], end: float) -> str:
-    """Return a bar for the life of each worker, with a triangle where it was lost."""
+def lanes(
+    lives: Sequence[tuple[str, float, float | None]],
+    helps: Sequence[tuple[str, float, float]],
+    end: float,
+) -> str:
+    """Return a bar for the life of each worker, with a triangle where it was lost.
+
+    `helps` (worker, from, to) are drawn within: it made rows of another's shard.
+    """
 
     def paint(axes: Axes) -> None:
+        places = {name: place for place, (name, _, _) in enumerate(lives)}
+        for name, begun, ended in helps:
+            style: dict[str, Any] = {"height": 0.25, "color": SERIES[1], "zorder": 3}
+            axes.barh([places[name]], [ended - begun], left=begun, **style)
         for place, (_, ready, lost) in enumerate(lives):
             until = end if lost is None else lost
             axes.barh([place], [until - ready], left=ready, height=0.55, color=SERIES[2], alpha=0.8)

@@ -21,7 +21,7 @@ from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job
 from eagle_batch.job.reports import PoolEvent, Pumped, PumpReport, Started, WorkerInfo
-from eagle_batch.job.tasks import Commit, Lease
+from eagle_batch.job.tasks import Commit, Lease, Order
 from eagle_batch.pipeline import load_pipeline
 from tests.job.fake_job import Watch, write_job
 
@@ -44,8 +44,8 @@ class SimulatedPool:
     def start(self, worker: int) -> None:
         self._events.append(Started(worker, WorkerInfo("host", worker, "cpu")))
 
-    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
-        self._new[worker] += leases
+    def pump(self, worker: int, orders: tuple[Order, ...], seconds: float) -> None:
+        self._new[worker] += [order for order in orders if isinstance(order, Lease)]
         self._queued[worker] += 1
 
     def pending(self, worker: int) -> int:

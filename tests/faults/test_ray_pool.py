@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import eagle_batch.job.job
 from eagle_batch.errors import ConfigError, StoppedError
 from eagle_batch.job import pool
 from eagle_batch.job.driver import run_job
@@ -257,5 +258,21 @@ def test_workers_of_unlike_speed_get_as_many_shards_as_they_make(
     result = run(job, ray_resources, build=partial(build_slow_once, str(tmp_path / "slow")))
     assert_whole(tmp_path / "out", topics)
     assert result.metrics is not None
+    slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
+    assert fast > 2 * slow > 0
+
+
+def test_a_worker_without_work_makes_rows_of_a_slow_worker_s_shard(
+    tmp_path: Path, ray_resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two shards and two workers, of which one is ten times as slow."""
+    monkeypatch.setattr(eagle_batch.job.job, "SHARE_S", 0.2)
+    topics = [f"topic {n}" for n in range(32)]
+    job = load_job(write_job(tmp_path, topics, output={"rows_per_shard": 16}))
+    result = run(job, ray_resources, build=partial(build_slow_once, str(tmp_path / "slow")))
+    assert_whole(tmp_path / "out", topics)
+    assert result.metrics is not None
+    assert "used" in {loan["state"] for loan in result.metrics["loans"]}
+    assert list((tmp_path / "out/_job/shares").iterdir()) == []
     slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
     assert fast > 2 * slow > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_batch.job import driver
+import eagle_batch.job.job
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.objects import carried, decode
 from eagle_batch.job.reports import PoolEvent, Pumped
@@ -48,7 +48,7 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_job_is_whole_and_says_that_the_last_writer_wins(
     weak: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "SLOW_S", 0.0)
+    monkeypatch.setattr(eagle_batch.job.job, "SHARE_S", 0.0)
     job = load_job(
         write_job(tmp_path, TOPICS, output={"path": f"s3://{BUCKET}/{uuid.uuid4().hex}"})
     )

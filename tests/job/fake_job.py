@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 
+import eagle_batch.job.job
 from eagle_batch.data.describe import prepare
 from eagle_batch.engine.request import noise_key
+from eagle_batch.job import driver
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job, JobResult, SizedPool
 from eagle_batch.job.meter import Snapshot
+from eagle_batch.job.pace import Paces
 from eagle_batch.job.reports import Failure, Lost, PoolEvent, Pumped, Started, StartFailed
 from eagle_batch.job.spec import EngineFactory, WorkerSpec
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.job.tasks import Lease
+from eagle_batch.job.tasks import Order
 from eagle_batch.job.worker import Worker
 from eagle_batch.pipeline import Pipeline, load_pipeline
 from tests.job.fake_engine import build_fake, fake_text
@@ -138,7 +145,7 @@ class InProcessPool:
         self.seconds = seconds
         self.closed = False
         self._sabotage = sabotage
-        self._queue: deque[tuple[int, tuple[Lease, ...] | None]] = deque()
+        self._queue: deque[tuple[int, tuple[Order, ...] | None]] = deque()
         self._pumps: dict[int, int] = defaultdict(int)
 
     def start(self, worker: int) -> None:
@@ -148,9 +155,9 @@ class InProcessPool:
         self._queue = deque(item for item in self._queue if item[0] != worker)
         self.workers.pop(worker, None)
 
-    def pump(self, worker: int, leases: tuple[Lease, ...], seconds: float) -> None:
+    def pump(self, worker: int, orders: tuple[Order, ...], seconds: float) -> None:
         assert seconds > 0
-        self._queue.append((worker, leases))
+        self._queue.append((worker, orders))
 
     def pending(self, worker: int) -> int:
         return sum(owner == worker for owner, _ in self._queue)
@@ -158,14 +165,14 @@ class InProcessPool:
     def poll(self, timeout: float) -> list[PoolEvent]:
         if not self._queue:
             return []
-        worker, leases = self._queue.popleft()
-        if leases is None:
+        worker, orders = self._queue.popleft()
+        if orders is None:
             return [self._start(worker)]
         try:
             self._pumps[worker] += 1
             if self._sabotage is not None:
                 self._sabotage(worker, self._pumps[worker])
-            return [Pumped(worker, self.workers[worker].pump(leases, self.seconds))]
+            return [Pumped(worker, self.workers[worker].pump(orders, self.seconds))]
         except Exception as error:  # noqa: BLE001 - as an actor does
             self._queue = deque(item for item in self._queue if item[0] != worker)
             del self.workers[worker]
@@ -180,6 +187,41 @@ class InProcessPool:
 
     def close(self) -> None:
         self.closed = True
+
+
+class SlowFirst(InProcessPool):
+    """Worker 0 is pumped so many times more seldom than the others, or stands after some pumps."""
+
+    def __init__(
+        self, job: Job, started: float, *, every: int = 1, stands: int = 0, **options: Any
+    ) -> None:
+        super().__init__(job.pipeline, job, started, **options)
+        self.every = every
+        self.stands = stands
+        self._turns = 0
+
+    def poll(self, timeout: float) -> list[PoolEvent]:
+        for _ in range(len(self._queue)):
+            if not self._waits():
+                return super().poll(timeout)
+            self._queue.rotate(-1)
+        return []
+
+    def _waits(self) -> bool:
+        worker, orders = self._queue[0]
+        if worker != 0 or orders is None:
+            return False
+        self._turns += 1
+        return self._turns % self.every != 0 or 0 < self.stands <= self._pumps[0]
+
+
+def share_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows be shared however little is left to do, by a clock that each look at it moves on."""
+    clock = itertools.count().__next__
+    monkeypatch.setattr(eagle_batch.job.job, "SHARE_S", 0.0)
+    monkeypatch.setattr(driver, "LOOK_S", 0.0)
+    monkeypatch.setattr(driver, "Paces", partial(Paces, clock=clock))
+    monkeypatch.setattr(sys.modules[__name__], "Worker", partial(Worker, clock=clock))
 
 
 def run_in_process(job: Job, watch: Watch | None = None, **options: Any) -> JobResult:

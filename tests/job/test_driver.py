@@ -19,9 +19,7 @@ from eagle_batch.errors import (
     StoppedError,
     StoreError,
 )
-from eagle_batch.job import driver
 from eagle_batch.job.driver import run_job
-from eagle_batch.job.reports import PoolEvent
 from eagle_batch.job.store import LocalStore
 from eagle_batch.job.verify import verify
 from tests.faults.dying import bury
@@ -29,12 +27,14 @@ from tests.job.fake_engine import LONG, OVERFLOW, RAISE, build_broken, build_ref
 from tests.job.fake_job import (
     CrashError,
     InProcessPool,
+    SlowFirst,
     Watch,
     expected_rows,
     load_job,
     read_errors,
     read_rows,
     run_in_process,
+    share_at_once,
     write_job,
 )
 from tests.job.support import QUICK
@@ -334,35 +334,86 @@ def test_the_driver_needs_neither_torch_nor_ray(repository: Path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_slow_worker_does_not_hold_up_the_end_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_at_once(monkeypatch)
+
+
+@pytest.mark.usefixtures("sharing")
+def test_a_worker_that_stands_still_does_not_hold_up_the_end_of_the_job(tmp_path: Path) -> None:
     """Worker 0 gets its first shards and then stands still; worker 1 makes the rest, and those."""
-    monkeypatch.setattr(driver, "SLOW_S", 0.0)
-    job = load_job(write_job(tmp_path, [f"topic {n}" for n in range(24)]))
-    made: list[InProcessPool] = []
+    topics = [f"topic {n}" for n in range(24)]
+    job = load_job(write_job(tmp_path, topics))
+    made: list[SlowFirst] = []
 
-    class Standing(InProcessPool):
-        def poll(self, timeout: float) -> list[PoolEvent]:
-            if self._queue and self._queue[0][0] == 0 and self._pumps[0] >= 2:
-                self._queue.rotate(-1)
-                if self._queue[0][0] == 0:
-                    return []
-            return super().poll(timeout)
-
-    def make_pool(started: float) -> InProcessPool:
-        made.append(Standing(job.pipeline, job, started, size=2))
+    def make_pool(started: float) -> SlowFirst:
+        made.append(SlowFirst(job, started, stands=2, size=2))
         return made[0]
 
-    result = run_job(job, make_pool, Watch())
-    assert read_rows(tmp_path / "out") == expected_rows([f"topic {n}" for n in range(24)])
+    watch = Watch()
+    result = run_job(job, make_pool, watch)
+    assert read_rows(tmp_path / "out") == expected_rows(topics)
     assert made[0]._pumps[0] == 2
     assert result.metrics is not None
-    assert result.metrics["hedges"] >= 1
+    assert result.metrics["hedges"] == len(result.metrics["loans"]) >= 2
+    assert {loan["state"] for loan in result.metrics["loans"]} == {"used"}
+    said = [line for line in watch.lines if line.startswith("no shard waits")]
+    assert len(said) == 1
+    assert "part-0000" in said[0]
     # What worker 0 generated and did not commit was made again.
     assert result.metrics["discarded_tokens"] > 0
     generated = result.metrics["engine"]["completion_tokens"]
     assert generated - result.metrics["discarded_tokens"] == 48 * 5
+    assert list((tmp_path / "out/_job/shares").iterdir()) == []
+
+
+@pytest.mark.usefixtures("sharing")
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_last_shard_is_made_by_all_workers(tmp_path: Path, size: int) -> None:
+    """As many shards as workers, of which worker 0's has 48 rows and the others' are done soon.
+
+    All workers are equally fast; a shard alone would take its worker 48 x 2 x 2 / 4 steps.
+    """
+    topics = [*(f"topic {n}" for n in range(48)), *[LONG] * 48 * (size - 1)]
+    path = write_job(tmp_path, topics, output={"rows_per_shard": 48}, limits={"max_error_rate": 1})
+    job = load_job(path)
+    made: list[InProcessPool] = []
+
+    def make_pool(started: float) -> InProcessPool:
+        made.append(InProcessPool(job.pipeline, job, started, size=size))
+        return made[0]
+
+    result = run_job(job, make_pool, Watch())
+    assert read_rows(tmp_path / "out") == expected_rows(topics[:48])
+    alone = 48 * 2 * 2 * 2 / 4
+    assert made[0]._pumps[0] < alone / size * 1.5 + 8
+    assert result.metrics is not None
+    assert size - 1 <= result.metrics["hedges"] < 4 * size
+    generated = result.metrics["engine"]["completion_tokens"]
+    assert generated - result.metrics["discarded_tokens"] == 96 * 5
+    assert result.metrics["discarded_tokens"] < 0.3 * generated
+
+
+@pytest.mark.usefixtures("sharing")
+@pytest.mark.parametrize("every", [2, 3, 5, 9, 30])
+def test_however_slow_a_worker_is_the_rows_and_the_numbers_are_right(
+    tmp_path: Path, every: int
+) -> None:
+    topics = [LONG if n in (3, 15) else f"topic {'x' * (n % 7)}" for n in range(24)]
+    path = write_job(tmp_path, topics, output={"rows_per_shard": 12}, limits={"max_error_rate": 1})
+    job = load_job(path)
+    watch = Watch()
+    result = run_job(job, lambda started: SlowFirst(job, started, every=every, size=2), watch)
+    good = [row for row in expected_rows(topics) if row["id"] not in ("row3", "row15")]
+    assert read_rows(tmp_path / "out") == good
+    assert [e["id"] for e in read_errors(tmp_path / "out")] == ["row3"] * 2 + ["row15"] * 2
+    assert verify(str(tmp_path / "out")).ok
+    assert result.metrics is not None
+    assert result.metrics["hedges"] > 0
+    generated = result.metrics["engine"]["completion_tokens"]
+    assert generated - result.metrics["discarded_tokens"] == 44 * 5
+    completed = [snapshot.completed for snapshot in watch.snapshots]
+    assert completed[-1] == 48
 
 
 def test_a_store_that_fails_stops_the_job_and_says_how_to_go_on(tmp_path: Path) -> None:

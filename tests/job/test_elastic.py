@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eagle_batch.engine.request import Completion, EngineSpec
-from eagle_batch.job.elastic import is_out_of_memory
+from eagle_batch.engine.request import Completion, EngineSpec, Request, SamplingParams
+from eagle_batch.job.elastic import ElasticEngine, is_out_of_memory
 from eagle_batch.job.spec import EngineFactory
 from eagle_batch.job.verify import verify
 from tests.job.fake_engine import FakeEngine
@@ -105,3 +107,45 @@ def test_a_real_allocation_that_cannot_be_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_forward_that_runs_out_of_memory_halves_a_real_engine_and_changes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The target's own forward pass raises what torch and Python raise, with more than two rows."""
+    import torch
+
+    from eagle_batch.engine.build import build_engine
+    from eagle_batch.engine.testing import save_tiny_target
+    from eagle_batch.models.target import Target, TargetOutput
+
+    folder = str(save_tiny_target(tmp_path))
+    spec = EngineSpec(model=folder, head=None, slots=8, context=64, threads=1)
+    texts = run(ElasticEngine(build_engine, replace(spec, slots=2)))
+    forward = Target.forward
+
+    def full(self: Target, tokens_BN: torch.Tensor, *rest: Any) -> TargetOutput:
+        if len(tokens_BN) > 2:
+            device = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise device if where == "device" else MemoryError()
+        return forward(self, tokens_BN, *rest)
+
+    monkeypatch.setattr(Target, "forward", full)
+    engine = ElasticEngine(build_engine, spec)
+    assert run(engine) == texts
+    assert len(set(texts.values())) > 4
+    assert engine.slots == 2
+    assert [notice.partition(" slots")[0][-1] for notice in engine.notices] == ["4", "2"]
+
+
+def run(engine: ElasticEngine) -> dict[str, str]:
+    """The texts of nine rows."""
+    params = SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True)
+    for number in range(9):
+        prompt = engine.tokenizer.encode(f"row {number}", add_special_tokens=False)
+        engine.add(Request(f"r{number}", tuple(prompt), params, number))
+    found: dict[str, str] = {}
+    while engine.has_work:
+        found |= {done.request_id: done.text for done in engine.step()}
+    return found

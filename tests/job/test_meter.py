@@ -10,6 +10,7 @@ from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.job.entries import Tally
 from eagle_batch.job.meter import MOST_POINTS, Meter
 from eagle_batch.job.reports import PumpReport, WorkerInfo
+from eagle_batch.job.tasks import Commit, Lease, Share, Task, Withdrawal
 
 INFO = WorkerInfo("host", 1, "cpu")
 
@@ -147,3 +148,98 @@ def test_a_long_series_is_thinned_and_keeps_its_ends(clock: Clock) -> None:
     assert (series[0]["at"], series[0]["tokens"]) == (0.0, 1)
     assert series[-1]["at"] > 9900
     assert [p["tokens"] for p in series] == sorted(p["tokens"] for p in series)
+
+
+TASK = Task("part-00000", 0, 0, 8)
+
+
+def lent(attempt: int, start: int, stop: int, *inner: Share) -> tuple[Lease, Share]:
+    task = Task(f"{TASK.key}+{attempt}", 0, start, stop)
+    lease = Lease(task, attempt, "r", of=TASK.key, shares=inner)
+    units, spent = stop - start, 10 * (stop - start)
+    return lease, Share(TASK.key, start, stop, lease.id, "0" * 64, units, spent, spent)
+
+
+def commit(lease: Lease) -> Commit:
+    return Commit(TASK.key, lease.id, 8, 0, 1, "", 1, "")
+
+
+def test_rows_that_lie_in_shares_count_as_completed_until_the_task_is(clock: Clock) -> None:
+    """1. worker 1 makes four rows of a task. 2. the task's worker takes them and commits."""
+    meter = Meter("r", clock)
+    meter.started(0, INFO)
+    meter.started(1, INFO)
+    lease, share = lent(2, 4, 8)
+    assert meter.lent(1, lease)
+    meter.pumped(1, replace(report(40, units=4), settled=4, settled_tokens=40))
+    meter.shared(lease, share)
+    assert meter.snapshot(tally()).completed == 4
+    meter.committed(Lease(TASK, 1, "r", shares=(share,)), commit(Lease(TASK, 1, "r")))
+    document = meter.document(tally(rows=8), "x")
+    assert (document["completed"], document["discarded_rows"]) == (8, 0)
+    [loan] = document["loans"]
+    assert (loan["worker"], loan["shard"], loan["start"], loan["stop"]) == (1, TASK.key, 4, 8)
+    assert loan["state"] == "used"
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_share_that_nobody_took_was_made_for_nothing(clock: Clock, early: bool) -> None:
+    meter = Meter("r", clock)
+    meter.started(1, INFO)
+    lease, share = lent(2, 4, 8)
+    meter.lent(1, lease)
+    whole = Lease(TASK, 1, "r")
+    if early:
+        meter.shared(lease, share)
+        meter.committed(whole, commit(whole))
+    else:
+        meter.committed(whole, commit(whole))
+        meter.shared(lease, share)
+    document = meter.document(tally(rows=8), "x")
+    assert (document["discarded_rows"], document["discarded_tokens"]) == (4, 40)
+    assert document["completed"] == 8
+
+
+def test_a_share_within_another_is_counted_once(clock: Clock) -> None:
+    """Worker 2 makes rows 6 and 7 of those that were lent to worker 1; nobody takes any."""
+    meter = Meter("r", clock)
+    meter.started(1, INFO)
+    meter.started(2, INFO)
+    small, inner = lent(3, 6, 8)
+    large, outer = lent(2, 4, 8, inner)
+    assert meter.lent(1, large)
+    assert not meter.lent(2, small), "the second"
+    meter.shared(small, inner)
+    meter.shared(large, outer)
+    assert meter.snapshot(tally()).completed == 4
+    meter.end()
+    assert meter.document(tally(), "stopped")["discarded_tokens"] == 40
+
+
+def test_a_share_within_another_may_be_used_where_the_other_is_not(clock: Clock) -> None:
+    """Worker 0 takes rows 6 and 7 from worker 2, and has made the others when worker 1 has."""
+    meter = Meter("r", clock)
+    small, inner = lent(3, 6, 8)
+    large, outer = lent(2, 4, 8, inner)
+    meter.lent(1, large)
+    meter.lent(2, small)
+    meter.shared(small, inner)
+    meter.shared(large, outer)
+    meter.committed(Lease(TASK, 1, "r", shares=(inner,)), commit(Lease(TASK, 1, "r")))
+    document = meter.document(tally(rows=8), "x")
+    assert (document["discarded_rows"], document["discarded_tokens"]) == (2, 20)
+    assert [loan["state"] for loan in document["loans"]] == ["unused", "used"]
+
+
+def test_a_loan_is_withdrawn_or_lost_with_its_worker(clock: Clock) -> None:
+    meter = Meter("r", clock)
+    meter.started(1, INFO)
+    meter.started(2, INFO)
+    meter.lent(1, lent(2, 4, 8)[0])
+    meter.lent(2, lent(3, 2, 4)[0])
+    clock.now = 3.0
+    meter.withdrawn(Withdrawal(f"{TASK.key}+2", 2))
+    meter.lost(1)
+    meter.lost(2)
+    found = [(each["state"], each["ended_at"]) for each in meter.document(tally(), "x")["loans"]]
+    assert found == [("withdrawn", 3.0), ("lost", 3.0)]

@@ -11,17 +11,18 @@ from eagle_batch.job.events import (
     EndJob,
     Event,
     JobStarted,
+    Looked,
     RoomChanged,
     StartWorker,
     Starved,
     StopWorker,
     TaskCommitted,
-    TasksSlow,
     WorkerDraining,
     WorkerLost,
     WorkerReady,
 )
-from eagle_batch.job.tasks import Lease, Task
+from eagle_batch.job.sharing import Pace
+from eagle_batch.job.tasks import Lease, Progress, Task
 
 
 class Job(Coordinator):
@@ -66,15 +67,23 @@ def test_no_worker_is_added_where_none_waits_for_it() -> None:
     assert job.handle(JobStarted()) == []
 
 
-def test_workers_are_ended_at_the_tail_but_those_that_may_hedge() -> None:
-    """Four of four workers at work; three finish: one stays for the task that may be slow."""
+def test_workers_are_ended_at_the_tail_when_nothing_is_left_to_share() -> None:
+    """Four of four workers at work; three finish: one stays for the task that may fall silent."""
     job = Job(4, workers=4)
     job.handle(*(WorkerReady(n) for n in range(4)))
-    assert job.commit(1) == []
-    assert job.commit(2) == [], "two are at work, two may take on a slow one"
-    assert job.commit(3) == [StopWorker(3), StopWorker(2)]
-    assert job.handle(TasksSlow(("part-00000",))) == [Assign(1, lease(0, 2))]
+    assert [*job.commit(1), *job.commit(2), *job.commit(3)] == [], "first one looks around"
+    nearly = Progress("part-00000", 1, begun=4, open=1)
+    look = Looked((nearly,), {}, Pace(1.0, 1.0))
+    assert job.handle(look) == [StopWorker(3), StopWorker(2)]
+    assert job.handle(look) == []
     assert job.commit(0) == [EndJob(Ending.COMPLETE)]
+
+
+def test_workers_are_ended_at_once_where_nothing_is_ever_shared() -> None:
+    job = Job(4, workers=4, exclusive=False)
+    job.handle(*(WorkerReady(n) for n in range(4)))
+    assert [*job.commit(1), *job.commit(2)] == [], "two are at work, two are kept"
+    assert job.commit(3) == [StopWorker(3), StopWorker(2)]
 
 
 def test_workers_that_wait_for_room_are_withdrawn_when_the_work_is_done_without_them() -> None:
@@ -82,7 +91,7 @@ def test_workers_that_wait_for_room_are_withdrawn_when_the_work_is_done_without_
     job.handle(WorkerReady(0))
     commands = [*job.commit(0), *job.commit(1), *job.commit(2)]
     stopped = [command for command in commands if isinstance(command, StopWorker)]
-    assert [each.worker for each in stopped] == [3, 2], "one may yet come in time to hedge"
+    assert [each.worker for each in stopped] == [3, 2], "one may yet come in time to help"
 
 
 def test_the_number_follows_the_room_there_is() -> None:

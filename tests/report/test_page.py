@@ -241,6 +241,16 @@ def test_phases_and_switches_of_a_run_are_told(tmp_path: Path) -> None:
     assert "Slots in use: from 75% to 75%" in labels
 
 
+def test_workers_that_made_rows_of_another_s_shard_are_shown(tmp_path: Path) -> None:
+    store = finished(tmp_path)
+    assert "it made rows of a shard" not in Page(render_report(store)).text
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    loan = {"worker": 1, "begun_at": 0.1, "ended_at": None, "state": "under way"}
+    document["loans"] = [loan, loan | {"ended_at": 0.2, "state": "used"}]
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    assert "An orange stretch: it made rows of a shard" in Page(render_report(store)).text
+
+
 def test_drafted_parts_of_the_samples_are_shaded(tmp_path: Path) -> None:
     markup = render_report(finished(tmp_path, ["a"], output={"spans": True}))
     assert '<span class="drafted">' in markup
