@@ -21,6 +21,7 @@ from eagle_batch.engine.request import EngineSpec
 from eagle_batch.engine.vocabularies import vocabulary_problem
 from eagle_batch.errors import ConfigError, ModelError
 from eagle_batch.models.checkpoints import load_head
+from eagle_batch.models.fused_head import fuse_head, is_fusible_head
 from eagle_batch.models.heads import Head
 from eagle_batch.models.linear import replace_linears
 from eagle_batch.models.target import Target, load_target
@@ -73,7 +74,10 @@ def load_bound_head(name: str, target: Target) -> Head:
     layers, dtype = target.shape.layers, target.dtype
     head = load_head(name, dtype=dtype, device=target.device, target_layers=layers)
     head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
-    replace_linears(head)
+    if target.team is not None and is_fusible_head(head, target.device):
+        fuse_head(head, target.team)
+    else:
+        replace_linears(head)
     return head
 
 

@@ -1,18 +1,19 @@
-"""The packed decoder stack through fused CPU kernels, for passes of few rows.
+"""The packed decoder stack through compiled CPU kernels, for passes of few rows.
 
 The kernels work on the memory of torch's tensors: numpy sees it without a copy. What they write
 between two products lives in buffers that are allocated once.
 
-Shape legend: R rows of a flat batch, P rows with padding, H hidden size, Q query heads, D head
-size, I width of the feed-forward layer.
+Shape legend: L layers, R rows of a flat batch, H hidden size, X heads of queries, keys and values
+times their size, F kept states times H, P pairs of a rotation.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,42 +22,42 @@ from torch import Tensor
 from eagle_batch.models.cache import CacheStep, KeyValueCache
 from eagle_batch.models.linear import DecodingLinear
 
-#: Rows up to which one thread of the kernels is faster than all threads of torch's operators, as a
-#: whole and for attention (2 cores, AVX-512).
-MOST_ROWS = 64
-_MOST_ATTENDING = {torch.float32: 16, torch.bfloat16: MOST_ROWS}
+if TYPE_CHECKING:
+    from eagle_batch.models.team import Team
+
+#: Rows of a pass, and tokens of a row of the batch, up to which the kernels are faster than torch's
+#: operators: many queries over the same keys are what its attention is made for.
+_MOST_ROWS, _MOST_TOKENS = 512, 32
+#: Hidden size from which on it pays to share a layer between threads.
+_LEAST_SHARED = 128
 
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One decoder layer: its products, and its norms as arrays."""
+    """One decoder layer; the weights lie in their plain layout."""
 
-    attention_norm: Any
+    attention_norm: Tensor
     qkv: DecodingLinear
     o: DecodingLinear
-    mlp_norm: Any
+    mlp_norm: Tensor
     gate_up: DecodingLinear
     down: DecodingLinear
 
 
-@dataclass(frozen=True, slots=True)
-class FusedSizes:
-    """What the buffers are made for."""
+def is_fusible(dtype: torch.dtype, device: torch.device, inputs: Sequence[int]) -> bool:
+    """Whether there are kernels for matrices of these elements and inputs on this device."""
+    if device.type != "cpu" or os.name != "posix" or importlib.util.find_spec("numba") is None:
+        return False
+    from eagle_batch.models.tiles import INPUTS
 
-    hidden: int
-    heads: int
-    head_dim: int
-    feed_forward: int
-    eps: float
+    return dtype in {torch.float32, torch.bfloat16} and not any(size % INPUTS for size in inputs)
 
 
-def is_fusible(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are kernels for these elements on this device, and numba to compile them."""
-    return (
-        device.type == "cpu"
-        and dtype in {torch.float32, torch.bfloat16}
-        and importlib.util.find_spec("numba") is not None
-    )
+def new_team(hidden: int) -> Team:
+    """Return a team for a model: as many threads as torch has, one where there is little to do."""
+    from eagle_batch.models.team import Team
+
+    return Team(torch.get_num_threads() if hidden >= _LEAST_SHARED else 1)
 
 
 def elements(tensor: Tensor) -> Any:
@@ -64,117 +65,128 @@ def elements(tensor: Tensor) -> Any:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-class FusedStack:
-    """Runs the layers of a `PackedDecoder` over one `CacheStep`; owns the buffers between them."""
+@dataclass(frozen=True, slots=True)
+class FusedSizes:
+    """What the buffers are made for."""
 
-    def __init__(self, layers: Sequence[FusedLayer], sizes: FusedSizes, dtype: torch.dtype) -> None:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+
+
+class FusedProduct:
+    """One matrix over few or many rows, its result in float32."""
+
+    def __init__(self, matrix: DecodingLinear, team: Team) -> None:
         from eagle_batch.models import kernels
 
-        self._kernels = kernels
-        self._layers = layers
-        self._sizes = sizes
-        self._eps = np.float32(sizes.eps)
-        self._scale = sizes.head_dim**-0.5
-        width = sizes.heads * sizes.head_dim
-        # Zeros: rows of padding are multiplied, though nobody reads the products.
-        self._normed = torch.zeros(MOST_ROWS, sizes.hidden, dtype=dtype)
-        self._attended = torch.zeros(MOST_ROWS, width, dtype=dtype)
-        self._gated = torch.zeros(MOST_ROWS, sizes.feed_forward, dtype=dtype)
-        self._queries = torch.zeros(MOST_ROWS, sizes.heads, sizes.head_dim)
-        self._most_attending = _MOST_ATTENDING[dtype]
-        self._scores = np.zeros((0, 0, 0), np.float32)
-        self._sums = np.zeros((0, 0, 0), np.float32)
-        self._storage: tuple[KeyValueCache | None, list[Any]] = (None, [])
+        self._kernel = kernels.product
+        self._matrix, self._team = matrix, team
+        self._kind = elements(matrix.sample)
 
-    def run(self, x_PH: Tensor, rotation_RP: Tensor, step: CacheStep, keep: Sequence[int]) -> _Run:
-        """Return the residual stream after the last layer, and before those of `keep`.
+    def forward(self, x_RA: Tensor) -> Tensor:
+        """Return the product `[R, O]`."""
+        out_RO = torch.empty(x_RA.shape[0], self._matrix.out_features)
+        inputs = x_RA.float().contiguous().numpy()
+        self._team.run(self._kernel, 1, self._matrix.address, inputs, out_RO.numpy(), self._kind)
+        return out_RO if self._matrix.bias is None else out_RO.add_(self._matrix.bias)
 
-        x: float32. rotation: complex `[R, D / 2]`.
+
+class FusedStack:
+    """Runs decoder layers over one `CacheStep`; owns the buffers between the products."""
+
+    def __init__(self, layers: Sequence[FusedLayer], sizes: FusedSizes, team: Team) -> None:
+        from eagle_batch.models import kernels
+
+        self._kernels, self._team = kernels, team
+        self._layers, self._kind = layers, elements(layers[0].qkv.sample)
+        self._members, self._size = sizes.heads // sizes.kv_heads, sizes.head_dim
+        matrices = [(each.qkv, each.o, each.gate_up, each.down) for each in layers]
+        norms = [torch.stack((each.attention_norm, each.mlp_norm)) for each in layers]
+        self._stack = kernels.Stack(
+            np.array([[matrix.address for matrix in row] for row in matrices]),
+            torch.stack(norms).float().numpy(),
+            _biases(layers),
+            np.float32(sizes.eps),
+            np.float32(sizes.head_dim**-0.5),
+        )
+        self._buffers = self._new_buffers(0, 0, 0)
+        self._storage: tuple[KeyValueCache | None, Any] = (None, None)
+
+    def suits(self, step: CacheStep) -> bool:
+        """Whether the kernels are the faster way to make a pass."""
+        (rows,), tokens = step.index_R.shape, step.visible_BNM.shape[1]
+        return rows <= _MOST_ROWS and tokens <= _MOST_TOKENS
+
+    def run(
+        self,
+        x_RH: Tensor,
+        cos_RP: Tensor,
+        sin_RP: Tensor,
+        step: CacheStep,
+        keep: Sequence[int] = (),
+        given_RA: Tensor | None = None,
+    ) -> Tensor:
+        """Run the residual stream `x`, float32, in place; return its states at `keep`, `[R, F]`.
+
+        cos, sin: the rotation of each token. given: what the attention of the first layer takes in
+        instead of the norm of `x`. All are float32 and contiguous.
         """
-        rows, padded = rotation_RP.shape[0], x_PH.shape[0]
-        place = _Place(
-            rotation_RP.real.contiguous().numpy(),
-            rotation_RP.imag.contiguous().numpy(),
+        rows, hidden = x_RH.shape
+        kept_RF = torch.empty(rows, len(keep) * hidden)
+        nothing = torch.empty(0, hidden)
+        storage = self._storage_of(step)
+        place = self._kernels.Place(
+            cos_RP.numpy(),
+            sin_RP.numpy(),
             step.index_R.numpy(),
             step.first_row,
             step.base_B.numpy(),
-            step.visible_BNM.numpy(),
-            self._queries[:rows].numpy(),
+            step.visible_BNM.contiguous().numpy(),
         )
-        storage = self._layers_of(step.cache, place.visible.shape[1])
-        normed, attended = self._normed[:padded], self._attended[:padded]
-        gated = self._gated[:padded]
-        arrays = elements(normed), elements(attended), elements(gated)
-        kept = {}
-        for index, layer in enumerate(self._layers):
-            if index in keep:
-                kept[index] = x_PH
-            self._kernels.normalise(x_PH.numpy(), layer.attention_norm, self._eps, arrays[0])
-            self._rotate(layer.qkv.forward(normed), storage[index], place)
-            if rows <= self._most_attending:
-                self._attend(storage[index], place, arrays[1])
-            else:
-                queries = self._queries[:rows].to(normed.dtype)
-                attended[:rows] = step.look_packed(index, queries, self._scale, None)
-            x_PH = layer.o.add_to(x_PH, attended)
-            self._kernels.normalise(x_PH.numpy(), layer.mlp_norm, self._eps, arrays[0])
-            self._kernels.gate(elements(layer.gate_up.forward(normed)), arrays[2])
-            x_PH = layer.down.add_to(x_PH, gated)
-        return _Run(x_PH, kept)
-
-    def _rotate(self, qkv_PX: Tensor, storage_SC: Any, place: _Place) -> None:
-        """Rotate queries and keys, and put keys and values into the cache."""
-        pairs = self._sizes.head_dim // 2
-        self._kernels.rotate(
-            elements(qkv_PX).reshape(qkv_PX.shape[0], -1, pairs, 2),
-            place.cos,
-            place.sin,
-            storage_SC.reshape(-1, 2, storage_SC.shape[3], pairs, 2),
-            place.index,
-            place.queries.reshape(*place.queries.shape[:2], pairs, 2),
+        self._team.run(
+            self._kernels.decode,
+            self._kernels.PHASES * len(self._layers),
+            self._stack,
+            place,
+            storage,
+            self._buffers,
+            x_RH.numpy(),
+            (nothing if given_RA is None else given_RA).numpy(),
+            np.array(keep, np.int64),
+            kept_RF.numpy(),
+            self._kind,
         )
+        return kept_RF
 
-    def _attend(self, storage_SC: Any, place: _Place, out: Any) -> None:
-        self._kernels.attend(
-            place.queries,
-            storage_SC,
-            place.first,
-            place.base,
-            place.visible,
-            np.float32(self._scale),
-            self._scores,
-            self._sums,
-            out,
-        )
-
-    def _layers_of(self, cache: KeyValueCache, tokens: int) -> list[Any]:
-        """Return the cache's layers as arrays `[S, C, 2, G, D]`, and have scratch for a pass."""
-        shape = cache.shape
-        queries = tokens * self._sizes.heads // shape.kv_heads
-        if self._storage[0] is not cache:
-            self._storage = (cache, [elements(layer) for layer in cache.store])
-            queries = max(queries, self._scores.shape[0])
-            self._scores = np.zeros((0, 0, 0), np.float32)
-        if self._scores.shape[0] < queries:
-            self._scores = np.zeros((queries, shape.kv_heads, shape.capacity + 1), np.float32)
-            self._sums = np.zeros((queries, shape.kv_heads, shape.head_dim), np.float32)
+    def _storage_of(self, step: CacheStep) -> Any:
+        """Return the cache's memory `[L, S, C, 2, G, D]`, and have buffers for a pass over it."""
+        if self._storage[0] is not step.cache:
+            self._storage = (step.cache, elements(step.cache.store))
+        rows, queries = step.index_R.shape[0], step.visible_BNM.shape[1] * self._members
+        places = step.cache.shape.capacity + 1
+        had = (*self._buffers.qkv_RX.shape[:1], *self._buffers.scores_WJT.shape[1:])
+        if had[0] < rows or had[1] < queries or had[2] < places:
+            self._buffers = self._new_buffers(
+                max(had[0], rows), max(had[1], queries), max(had[2], places)
+            )
         return self._storage[1]
 
+    def _new_buffers(self, rows: int, queries: int, places: int) -> Any:
+        first, workers = self._layers[0], self._team.workers
+        inputs = max(first.qkv.in_features, first.gate_up.in_features)
+        widths = (first.qkv.out_features, first.o.in_features, first.down.in_features)
+        sizes = [
+            *((rows, width) for width in widths),
+            *((workers, rows, width) for width in (inputs, self._kernels.SHARE)),
+            *((workers, queries, width) for width in (self._size, places, self._size)),
+        ]
+        return self._kernels.Buffers(*(np.zeros(size, np.float32) for size in sizes))
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    x_PH: Tensor
-    kept: dict[int, Tensor]
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the tokens of a pass stand, as arrays."""
-
-    cos: Any
-    sin: Any
-    index: Any
-    first: int
-    base: Any
-    visible: Any
-    queries: Any
+def _biases(layers: Sequence[FusedLayer]) -> Any:
+    biases = [each.qkv.bias for each in layers]
+    if biases[0] is None:
+        return np.zeros((len(layers), 0), np.float32)
+    return torch.stack([bias for bias in biases if bias is not None]).float().numpy()

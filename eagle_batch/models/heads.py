@@ -20,9 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle_batch.errors import HeadError
+from eagle_batch.models.cache import CacheStep
 
 #: attend(q_BAND, k_BGND, v_BGND) -> o_BAND; rotary is applied, cache and mask are the caller's.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """Attends over the one layer of a head's own key/value slots."""
+
+    step: CacheStep
+    scale: float
+
+    def __call__(self, q_BAND: Tensor, k_BGND: Tensor, v_BGND: Tensor) -> Tensor:
+        """Append keys and values, return the attention output."""
+        return self.step.attend(0, q_BAND, k_BGND, v_BGND, self.scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,31 @@
-"""Fused kernels for decoding on the CPU: what stands between the matrix products, in one call each.
+"""Kernels for decoding on the CPU: all layers of a model in one call.
 
 At small batches a decoder layer is four products over weights that stream from memory, and some
-forty small operators whose dispatch costs as much again. These kernels replace the forty by four
-calls. numba compiles them once for a machine and keeps the result in its cache; without numba the
-operators of torch do the same work.
+forty small operators whose dispatch costs as much again. Here a team of threads walks through all
+layers by itself, five phases a layer, and torch is not asked until the last is done. numba compiles
+the kernels once for a machine and keeps the result in its cache; without numba the operators of
+torch do the same work.
 
-Elements are float32, or bfloat16 as its bits in uint16; all arithmetic is float32.
+Weights, keys and values are float32, or bfloat16 as its bits in uint16; all else is float32.
 
-Shape legend: R rows (tokens of the batch), H hidden size, I width of the feed-forward layer, Q
-query heads, G key/value heads, X = Q + 2 * G, D head size, S * C storage columns of the cache, B
-rows of the batch, N = R / B tokens of each, M scratch columns, T places that a token looks at.
+Shape legend: L layers, R rows (tokens of the batch), H hidden size, I width of the feed-forward
+layer, Q query heads, G key/value heads, D head size, P = D / 2 pairs of a rotation, X = (Q + 2 * G)
+* D, S slots of the cache, C columns of a slot, B rows of the batch, N = R / B tokens of each, M
+scratch columns, J = N * Q / G queries of a row and a group, T places that a token looks at, W
+threads, A rows of the inputs of attention, K boundaries whose states are kept.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+
+from eagle_batch.models.team import claim, finish, settle
+from eagle_batch.models.tiles import multiply
 
 F32 = np.float32
 _LOG2_E = F32(1.4426950408889634)
@@ -33,8 +39,8 @@ _SUMS = {"contract", "nsz", "reassoc", "arcp"}
 #: The exponential depends on the order of its operations.
 _EXACT = {"contract", "nsz"}
 # A division by zero gives infinity, as in torch: a check for it would cost the vector units.
-_kernel: Any = njit(fastmath=_SUMS, error_model="numpy", cache=True)
-_exact: Any = njit(fastmath=_EXACT, error_model="numpy", cache=True)
+_kernel: Any = njit(fastmath=_SUMS, error_model="numpy", nogil=True, cache=True)
+_exact: Any = njit(fastmath=_EXACT, error_model="numpy", nogil=True, cache=True)
 _instruction: Any = intrinsic
 
 
@@ -102,51 +108,37 @@ def exponential(x):
 def normalise(x_RH, weight_H, eps, out_RH):
     """Write the root-mean-square norm of every row, times the weight."""
     for r in range(x_RH.shape[0]):
-        x, out = x_RH[r], out_RH[r]
         total = F32(0)
-        for i in range(x.shape[0]):
-            total += x[i] * x[i]
-        factor = F32(1) / np.sqrt(total / F32(x.shape[0]) + eps)
-        for i in range(x.shape[0]):
-            out[i] = _narrow(x[i] * factor * weight_H[i], out[0])
+        for i in range(x_RH.shape[1]):
+            total += x_RH[r, i] * x_RH[r, i]
+        factor = F32(1) / np.sqrt(total / F32(x_RH.shape[1]) + eps)
+        for i in range(x_RH.shape[1]):
+            out_RH[r, i] = x_RH[r, i] * factor * weight_H[i]
 
 
 @_kernel
-def gate(gate_up_R2I, out_RI):
-    """Write silu(gate) * up; both stand in one row, the gate first."""
-    both = gate_up_R2I.reshape(out_RI.shape[0], 2, out_RI.shape[1])
-    for r in range(out_RI.shape[0]):
-        for i in range(out_RI.shape[1]):
-            x = _wide(both[r, 0, i])
-            y = x / (F32(1) + exponential(-x)) * _wide(both[r, 1, i])
-            out_RI[r, i] = _narrow(y, both[0, 0, 0])
+def gate(both_R2C, rows, half, count, first, out_RI):
+    """Write silu(gate) * up for `count` places; the gates of a row stand before place `half`."""
+    for r in range(rows):
+        for i in range(count):
+            x = both_R2C[r, i]
+            out_RI[r, first + i] = x / (F32(1) + exponential(-x)) * both_R2C[r, half + i]
 
 
-@_kernel
-def rotate(qkv_RXP2, cos_RP, sin_RP, storage_CGP2, place_R, q_RQP2):
-    """Rotate queries into `q`; rotate keys, and put keys and values into the cache.
+class Place(NamedTuple):
+    """Where the tokens of a pass stand."""
 
-    The two elements of a rotation stand side by side, P = D / 2 pairs in a head. storage: one
-    layer of the cache, `[S * C, 2, G, P, 2]`.
-    """
-    heads, groups, pairs = q_RQP2.shape[1], storage_CGP2.shape[2], cos_RP.shape[1]
-    for r in range(cos_RP.shape[0]):
-        for h in range(heads):
-            for p in range(pairs):
-                a, b = _wide(qkv_RXP2[r, h, p, 0]), _wide(qkv_RXP2[r, h, p, 1])
-                q_RQP2[r, h, p, 0] = a * cos_RP[r, p] - b * sin_RP[r, p]
-                q_RQP2[r, h, p, 1] = b * cos_RP[r, p] + a * sin_RP[r, p]
-        c = place_R[r]
-        for g in range(groups):
-            k, v = heads + g, heads + groups + g
-            for p in range(pairs):
-                like = qkv_RXP2[r, v, p, 0]
-                a, b = _wide(qkv_RXP2[r, k, p, 0]), _wide(qkv_RXP2[r, k, p, 1])
-                x, y = a * cos_RP[r, p] - b * sin_RP[r, p], b * cos_RP[r, p] + a * sin_RP[r, p]
-                storage_CGP2[c, 0, g, p, 0] = _narrow(x, like)
-                storage_CGP2[c, 0, g, p, 1] = _narrow(y, like)
-                storage_CGP2[c, 1, g, p, 0] = like
-                storage_CGP2[c, 1, g, p, 1] = qkv_RXP2[r, v, p, 1]
+    #: float32 [R, P]; the rotation of each token.
+    cos_RP: Any
+    sin_RP: Any
+    #: int64 [R]; where its keys and values go among the columns of all slots.
+    column_R: Any
+    #: Slot of the first row.
+    first: int
+    #: int64 [B]; committed columns of each row, which all its tokens see.
+    base_B: Any
+    #: bool [B, N, M]; which of the columns behind them a token sees.
+    visible_BNM: Any
 
 
 # The loops below index arrays directly: every view that numba makes counts references, which costs
@@ -154,107 +146,316 @@ def rotate(qkv_RXP2, cos_RP, sin_RP, storage_CGP2, place_R, q_RQP2):
 
 
 @_kernel
-def _score(q_JGD, columns, scores_JGT):
-    """Write q . k for every query and column; columns come four at a time, each read once."""
-    count, groups, size = columns.shape[0], columns.shape[2], columns.shape[3]
-    for block in range(count // 4):
-        t = 4 * block
-        for g in range(groups):
-            for j in range(q_JGD.shape[0]):
-                w, x, y, z = F32(0), F32(0), F32(0), F32(0)
-                for i in range(size):
-                    q = q_JGD[j, g, i]
-                    w += q * _wide(columns[t, 0, g, i])
-                    x += q * _wide(columns[t + 1, 0, g, i])
-                    y += q * _wide(columns[t + 2, 0, g, i])
-                    z += q * _wide(columns[t + 3, 0, g, i])
-                scores_JGT[j, g, t] = w
-                scores_JGT[j, g, t + 1] = x
-                scores_JGT[j, g, t + 2] = y
-                scores_JGT[j, g, t + 3] = z
-    for t in range(count - count % 4, count):
-        for g in range(groups):
-            for j in range(q_JGD.shape[0]):
-                total = F32(0)
-                for i in range(size):
-                    total += q_JGD[j, g, i] * _wide(columns[t, 0, g, i])
-                scores_JGT[j, g, t] = total
+def rotate(qkv_RX, place, storage, layer, b, g, scale, q_JD):
+    """Rotate the queries of a row and a group; put its keys, rotated, and values into the cache.
+
+    The two elements of a rotation stand side by side; query heads come by their place in a group,
+    then by group. Queries are scaled too.
+    """
+    tokens, groups, size = place.visible_BNM.shape[1], storage.shape[4], storage.shape[5]
+    heads = qkv_RX.shape[1] // size - 2 * groups
+    members = heads // groups
+    like = storage[0, 0, 0, 0, 0, 0]
+    for n in range(tokens):
+        r = b * tokens + n
+        slot, column = divmod(place.column_R[r], storage.shape[2])
+        for p in range(size // 2):
+            cos, sin = place.cos_RP[r, p], place.sin_RP[r, p]
+            for m in range(members):
+                at = (m * groups + g) * size + 2 * p
+                x, y = qkv_RX[r, at] * scale, qkv_RX[r, at + 1] * scale
+                q_JD[n * members + m, 2 * p] = x * cos - y * sin
+                q_JD[n * members + m, 2 * p + 1] = y * cos + x * sin
+            at = (heads + g) * size + 2 * p
+            x, y = qkv_RX[r, at], qkv_RX[r, at + 1]
+            storage[layer, slot, column, 0, g, 2 * p] = _narrow(x * cos - y * sin, like)
+            storage[layer, slot, column, 0, g, 2 * p + 1] = _narrow(y * cos + x * sin, like)
+            at += groups * size
+            storage[layer, slot, column, 1, g, 2 * p] = _narrow(qkv_RX[r, at], like)
+            storage[layer, slot, column, 1, g, 2 * p + 1] = _narrow(qkv_RX[r, at + 1], like)
 
 
 @_kernel
-def _softmax(scores_JGT, j, g, scale, base, extra, visible_BNM, b, n):
-    """Turn scores into weights in place; put what divides their weighted sum behind them."""
+def _score(q_JD, queries, storage, layer, slot, g, count, scores_JT):
+    """Write q . k for every query and column; columns come four at a time, each read once."""
+    for block in range(count // 4):
+        t = 4 * block
+        for j in range(queries):
+            w, x, y, z = F32(0), F32(0), F32(0), F32(0)
+            for i in range(q_JD.shape[1]):
+                q = q_JD[j, i]
+                w += q * _wide(storage[layer, slot, t, 0, g, i])
+                x += q * _wide(storage[layer, slot, t + 1, 0, g, i])
+                y += q * _wide(storage[layer, slot, t + 2, 0, g, i])
+                z += q * _wide(storage[layer, slot, t + 3, 0, g, i])
+            scores_JT[j, t] = w
+            scores_JT[j, t + 1] = x
+            scores_JT[j, t + 2] = y
+            scores_JT[j, t + 3] = z
+    for t in range(count - count % 4, count):
+        for j in range(queries):
+            total = F32(0)
+            for i in range(q_JD.shape[1]):
+                total += q_JD[j, i] * _wide(storage[layer, slot, t, 0, g, i])
+            scores_JT[j, t] = total
+
+
+@_kernel
+def _softmax(scores_JT, j, base, extra, visible_BNM, b, n):
+    """Turn scores into weights in place; return what divides their weighted sum."""
     for m in range(extra):
         if not visible_BNM[b, n, m]:
-            scores_JGT[j, g, base + m] = F32(-1e30)
+            scores_JT[j, base + m] = F32(-1e30)
     highest = F32(-1e30)
     for t in range(base + extra):
-        highest = max(highest, scores_JGT[j, g, t])
+        highest = max(highest, scores_JT[j, t])
     total = F32(0)
     for t in range(base + extra):
-        weight = exponential((scores_JGT[j, g, t] - highest) * scale)
-        scores_JGT[j, g, t] = weight
+        weight = exponential(scores_JT[j, t] - highest)
+        scores_JT[j, t] = weight
         total += weight
     for m in range(extra):
         if not visible_BNM[b, n, m]:
-            scores_JGT[j, g, base + m] = F32(0)
-    scores_JGT[j, g, base + extra] = F32(1) / total
+            scores_JT[j, base + m] = F32(0)
+    return F32(1) / total
 
 
 @_kernel
-def _mix(weights_JGT, columns, sums_JGD):
+def _mix(weights_JT, queries, storage, layer, slot, g, count, sums_JD):
     """Write the weighted sums of the values, four columns at a time."""
-    count, groups, size = columns.shape[0], columns.shape[2], columns.shape[3]
-    sums_JGD[:] = F32(0)
+    size = sums_JD.shape[1]
+    for j in range(queries):
+        for i in range(size):
+            sums_JD[j, i] = F32(0)
     for block in range(count // 4):
         t = 4 * block
-        for g in range(groups):
-            for j in range(sums_JGD.shape[0]):
-                w, x = weights_JGT[j, g, t], weights_JGT[j, g, t + 1]
-                y, z = weights_JGT[j, g, t + 2], weights_JGT[j, g, t + 3]
-                for i in range(size):
-                    sums_JGD[j, g, i] += (
-                        w * _wide(columns[t, 1, g, i])
-                        + x * _wide(columns[t + 1, 1, g, i])
-                        + y * _wide(columns[t + 2, 1, g, i])
-                        + z * _wide(columns[t + 3, 1, g, i])
-                    )
+        for j in range(queries):
+            w, x = weights_JT[j, t], weights_JT[j, t + 1]
+            y, z = weights_JT[j, t + 2], weights_JT[j, t + 3]
+            for i in range(size):
+                sums_JD[j, i] += (
+                    w * _wide(storage[layer, slot, t, 1, g, i])
+                    + x * _wide(storage[layer, slot, t + 1, 1, g, i])
+                    + y * _wide(storage[layer, slot, t + 2, 1, g, i])
+                    + z * _wide(storage[layer, slot, t + 3, 1, g, i])
+                )
     for t in range(count - count % 4, count):
-        for g in range(groups):
-            for j in range(sums_JGD.shape[0]):
-                w = weights_JGT[j, g, t]
-                for i in range(size):
-                    sums_JGD[j, g, i] += w * _wide(columns[t, 1, g, i])
+        for j in range(queries):
+            w = weights_JT[j, t]
+            for i in range(size):
+                sums_JD[j, i] += w * _wide(storage[layer, slot, t, 1, g, i])
 
 
 @_kernel
-def attend(q_RQD, storage_SC, first, base_B, visible_BNM, scale, scores_JGT, sums_JGD, out_PX):
-    """Write the attention output of every token, its heads one after the other.
+def attend(q_JD, place, storage, layer, b, g, scores_JT, sums_JD, out_RQ):
+    """Write the attention output of the tokens of a row for the queries of a group.
 
-    q: query heads by their place in a group, then by group. storage: one layer of the cache, `[S,
-    C, 2, G, D]`; the rows of the batch begin at slot `first`. A token sees the `base` committed
-    columns of its row, and of the M behind them those that `visible` names. scores, sums: scratch,
-    float32, for the J = N * Q / G queries of a row and a group.
+    q: rotated and scaled. scores, sums: scratch. out: heads in the order of the queries.
     """
-    rows, heads, size = q_RQD.shape
-    groups, tokens = storage_SC.shape[3], visible_BNM.shape[1]
-    members = heads // groups
-    q_BJGD = q_RQD.reshape(rows // tokens, tokens * members, groups, size)
-    out_PJGD = out_PX.reshape(out_PX.shape[0], members, groups, size)
-    for b in range(rows // tokens):
-        base = base_B[b]
-        # What stands behind the end of a slot is padding, whose attention nobody reads.
-        extra = min(visible_BNM.shape[2], storage_SC.shape[1] - base)
-        columns = storage_SC[first + b][: base + extra]
-        _score(q_BJGD[b], columns, scores_JGT)
-        for j in range(tokens * members):
-            for g in range(groups):
-                _softmax(scores_JGT, j, g, scale, base, extra, visible_BNM, b, j // members)
-        _mix(scores_JGT, columns, sums_JGD[: tokens * members])
-        for j in range(tokens * members):
-            row, member = b * tokens + j // members, j % members
-            for g in range(groups):
-                factor = scores_JGT[j, g, base + extra]
-                for i in range(size):
-                    mixed = sums_JGD[j, g, i] * factor
-                    out_PJGD[row, member, g, i] = _narrow(mixed, out_PJGD[0, 0, 0, 0])
+    tokens, groups, size = place.visible_BNM.shape[1], storage.shape[4], storage.shape[5]
+    members = out_RQ.shape[1] // (groups * size)
+    slot, base = place.first + b, place.base_B[b]
+    # What stands behind the end of a slot is padding, whose attention nobody reads.
+    extra = min(place.visible_BNM.shape[2], storage.shape[2] - base)
+    _score(q_JD, tokens * members, storage, layer, slot, g, base + extra, scores_JT)
+    for j in range(tokens * members):
+        n = j // members
+        scores_JT[j, base + extra] = _softmax(scores_JT, j, base, extra, place.visible_BNM, b, n)
+    _mix(scores_JT, tokens * members, storage, layer, slot, g, base + extra, sums_JD)
+    for j in range(tokens * members):
+        r, at = b * tokens + j // members, (j % members * groups + g) * size
+        for i in range(size):
+            out_RQ[r, at + i] = sums_JD[j, i] * scores_JT[j, base + extra]
+
+
+class Stack(NamedTuple):
+    """The weights of all layers."""
+
+    #: int64 [L, 4]; addresses of the matrices qkv, o, gate and up, down, `[outputs, inputs]` each.
+    weights_L4: Any
+    #: float32 [L, 2, H]; norms before attention and before the feed-forward layer.
+    norms_L2H: Any
+    #: float32 [L, X]; what is added to queries, keys and values, or [L, 0].
+    bias_LX: Any
+    eps: Any
+    #: What the products of queries and keys are scaled with.
+    scale: Any
+
+
+class Buffers(NamedTuple):
+    """Memory of a pass, float32."""
+
+    qkv_RX: Any
+    attended_RQ: Any
+    gated_RI: Any
+    #: Of each thread: inputs of a product; a share of its outputs; queries, scores and sums.
+    inputs_WRA: Any
+    share_WRC: Any
+    queries_WJD: Any
+    scores_WJT: Any
+    sums_WJD: Any
+
+
+#: Outputs of a unit of work at most; units of fewer are multiples of a tile's outputs too.
+SHARE = 48
+
+
+@_kernel
+def share(inputs):
+    """Return how many outputs of a matrix make a unit of work: what stays in a core's cache."""
+    return SHARE if inputs <= 768 else SHARE // 2 if inputs <= 1536 else SHARE // 4
+
+
+@_kernel
+def _multiply(w, row, outputs, inputs, x_RA, rows, out_RC, first, kind):
+    """Multiply with `outputs` rows of the matrix at `w`; write from column `first` on."""
+    step = inputs * kind.itemsize
+    out = out_RC.ctypes.data + first * out_RC.itemsize
+    multiply(
+        w + row * step,
+        step,
+        outputs,
+        x_RA.ctypes.data,
+        x_RA.strides[0],
+        rows,
+        inputs,
+        out,
+        out_RC.strides[0],
+        kind[0],
+    )
+
+
+@_kernel
+def _project(rank, counters, phase, stack, layer, buffers, x_RH, given_RA, kind):
+    """Write queries, keys and values of all rows."""
+    rows, outputs = x_RH.shape[0], buffers.qkv_RX.shape[1]
+    given = layer == 0 and given_RA.shape[0] > 0
+    inputs = given_RA.shape[1] if given else x_RH.shape[1]
+    x_RA = given_RA if given else buffers.inputs_WRA[rank]
+    size = share(inputs)
+    units = -(-outputs // size)
+    unit = claim(counters, phase)
+    if unit < units and not given:
+        normalise(x_RH, stack.norms_L2H[layer, 0], stack.eps, x_RA)
+    while unit < units:
+        first = unit * size
+        count, w = min(size, outputs - first), stack.weights_L4[layer, 0]
+        _multiply(w, first, count, inputs, x_RA, rows, buffers.qkv_RX, first, kind)
+        if stack.bias_LX.shape[1]:
+            for r in range(rows):
+                for o in range(first, first + count):
+                    buffers.qkv_RX[r, o] += stack.bias_LX[layer, o]
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)
+
+
+@_kernel
+def _look(rank, counters, phase, stack, layer, place, storage, buffers):
+    """Attend: a unit is a row and a group."""
+    groups = storage.shape[4]
+    units = place.base_B.shape[0] * groups
+    unit = claim(counters, phase)
+    queries, scores = buffers.queries_WJD[rank], buffers.scores_WJT[rank]
+    sums = buffers.sums_WJD[rank]
+    while unit < units:
+        b, g = divmod(unit, groups)
+        rotate(buffers.qkv_RX, place, storage, layer, b, g, stack.scale, queries)
+        attend(queries, place, storage, layer, b, g, scores, sums, buffers.attended_RQ)
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)
+
+
+@_kernel
+def _add(rank, counters, phase, w, inputs_RA, buffers, x_RH, kind):
+    """Add the product of a matrix to the residual stream."""
+    (rows, outputs), inputs = x_RH.shape, inputs_RA.shape[1]
+    size, part_RC = share(inputs), buffers.share_WRC[rank]
+    units = -(-outputs // size)
+    unit = claim(counters, phase)
+    while unit < units:
+        first = unit * size
+        count = min(size, outputs - first)
+        _multiply(w, first, count, inputs, inputs_RA, rows, part_RC, 0, kind)
+        for r in range(rows):
+            for o in range(count):
+                x_RH[r, first + o] += part_RC[r, o]
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)
+
+
+@_kernel
+def _feed(rank, counters, phase, stack, layer, buffers, x_RH, kind):
+    """Write what the feed-forward layer multiplies last: silu(gate) * up."""
+    (rows, inputs), outputs = x_RH.shape, buffers.gated_RI.shape[1]
+    x_RA, part_RC = buffers.inputs_WRA[rank], buffers.share_WRC[rank]
+    # The gates of a unit and what they gate are two parts of the matrix.
+    size, w = share(inputs) // 2, stack.weights_L4[layer, 2]
+    units = -(-outputs // size)
+    unit = claim(counters, phase)
+    if unit < units:
+        normalise(x_RH, stack.norms_L2H[layer, 1], stack.eps, x_RA)
+    while unit < units:
+        first = unit * size
+        count = min(size, outputs - first)
+        _multiply(w, first, count, inputs, x_RA, rows, part_RC, 0, kind)
+        _multiply(w, outputs + first, count, inputs, x_RA, rows, part_RC, size, kind)
+        gate(part_RC, rows, size, count, first, buffers.gated_RI)
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)
+
+
+@_kernel
+def _keep(counters, phase, boundary, x_RH, keep_K, kept_RF):
+    """Keep the residual stream where somebody asks for it at this boundary."""
+    rows, hidden = x_RH.shape
+    for k in range(keep_K.shape[0]):
+        if keep_K[k] == boundary:
+            if claim(counters, phase) == 0:
+                for r in range(rows):
+                    for i in range(hidden):
+                        kept_RF[r, k * hidden + i] = x_RH[r, i]
+                finish(counters, phase)
+            settle(counters, phase, 1)
+
+
+#: Phases of a layer.
+PHASES = 6
+
+
+@_kernel
+def decode(rank, counters, stack, place, storage, buffers, x_RH, given_RA, keep_K, kept_RF, kind):
+    """Run the residual stream `x` through all layers, in place; put keys and values into the cache.
+
+    counters: of the team. storage: `[L, S, C, 2, G, D]`. given: what the attention of the first
+    layer takes in; empty for the norm of x, as in all other layers. keep: boundaries, k being the
+    input of layer k, whose states go to `kept`, one behind the other. kind: any elements of the
+    kind of the weights.
+    """
+    for layer in range(stack.weights_L4.shape[0]):
+        phase, weights_4 = PHASES * layer, stack.weights_L4[layer]
+        _keep(counters, phase, layer, x_RH, keep_K, kept_RF)
+        _project(rank, counters, phase + 1, stack, layer, buffers, x_RH, given_RA, kind)
+        _look(rank, counters, phase + 2, stack, layer, place, storage, buffers)
+        _add(rank, counters, phase + 3, weights_4[1], buffers.attended_RQ, buffers, x_RH, kind)
+        _feed(rank, counters, phase + 4, stack, layer, buffers, x_RH, kind)
+        _add(rank, counters, phase + 5, weights_4[3], buffers.gated_RI, buffers, x_RH, kind)
+
+
+@_kernel
+def product(_rank, counters, w, x_RA, out_RO, kind):
+    """Write `x @ w.T` for the matrix at an address; one phase of a team."""
+    (rows, inputs), outputs = x_RA.shape, out_RO.shape[1]
+    size = share(inputs)
+    units = -(-outputs // size)
+    unit = claim(counters, 0)
+    while unit < units:
+        first = unit * size
+        count = min(size, outputs - first)
+        _multiply(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
+        finish(counters, 0)
+        unit = claim(counters, 0)
+    settle(counters, 0, units)

@@ -1,7 +1,8 @@
 """Linear layers for decoding: weights re-laid once for the device's fastest kernel.
 
 On the CPU a product with few rows is twice as fast over a weight that oneDNN has blocked
-beforehand as over a plain one. On other devices the plain weight is what their libraries want.
+beforehand as over a plain one. On other devices the plain weight is what their libraries want, and
+so do our own kernels (see `fused`).
 """
 
 from __future__ import annotations
@@ -17,19 +18,39 @@ _LEAST_ROWS = 4
 
 
 class DecodingLinear(nn.Module):
-    """`x @ weight.T + bias` without gradients; the weight is not kept in its plain layout."""
+    """`x @ weight.T + bias` without gradients, in the type of x.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    plain: keep the weight in its plain layout, which kernels read at `address`; else nobody may.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, plain: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._blocked = is_blockable(weight)
-        self._weight = block(weight) if self._blocked else weight.detach()
+        self._blocked = not plain and is_blockable(weight)
+        self._weight = block(weight) if self._blocked else weight.detach().contiguous()
+        #: Whether torch multiplies these numbers fast only after it has widened them.
+        self._widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        self._widens = self._widens and not is_blockable(weight)
+
+    @property
+    def address(self) -> int:
+        """Where the plain weight lies in memory."""
+        assert not self._blocked, "a blocked weight has a layout that only oneDNN knows"
+        return self._weight.data_ptr()
+
+    @property
+    def sample(self) -> Tensor:
+        """Some of the plain weight's elements, `[in]`."""
+        return self._weight[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product; `[..., in] -> [..., out]`."""
         if self._blocked:
             return _blocked_product(x, self._weight, self.bias)
+        if self._widens:
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(x.float(), self._weight.float(), bias).to(x.dtype)
         return F.linear(x, self._weight, self.bias)
 
     @property
@@ -39,7 +60,7 @@ class DecodingLinear(nn.Module):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return `residual + self(x)`, in one kernel where the types allow."""
-        if residual.dtype != x.dtype or self.bias is not None:
+        if residual.dtype != x.dtype or self.bias is not None or self._widens:
             return residual + self(x)  # type: ignore[no-any-return]
         if not self._blocked:
             return torch.addmm(residual, x, self._weight.t())

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle_batch.models.cache import CacheStep, JoinedStep
-from eagle_batch.models.fused import MOST_ROWS, FusedLayer, FusedSizes, FusedStack, is_fusible
+from eagle_batch.models.fused import FusedLayer, FusedSizes, FusedStack, is_fusible
 from eagle_batch.models.linear import DecodingLinear
+
+if TYPE_CHECKING:
+    from eagle_batch.models.team import Team
 
 #: Decoder layers with exactly the data flow of `PackedDecoder`, by class name.
 PACKABLE = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
@@ -50,19 +53,30 @@ class PackedDecoder:
     a rotation is one complex product. Scores, and so the text, do not depend on either order.
     """
 
-    def __init__(self, base: Any, config: Any, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        base: Any,
+        config: Any,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        team: Team | None = None,
+    ) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._eps = float(config.rms_norm_eps)
         self._scale = head_dim**-0.5
         self._rotary_emb = base.rotary_emb
         self._embed: Tensor = base.embed_tokens.weight
-        order = _HeadOrder(heads, kv_heads, head_dim)
-        self._layers = [_pack_layer(layer, config, order) for layer in base.layers]
+        order = HeadOrder(heads, kv_heads, head_dim)
+        inputs = (self._embed.shape[1], heads * head_dim, config.intermediate_size)
+        fusible = team is not None and _is_fusible(base.layers, config, self._embed, inputs)
+        self._layers = [_pack_layer(layer, config, order, plain=fusible) for layer in base.layers]
         self._norm: Tensor = base.norm.weight.float()
         self._width = (self._norm.shape[0],)
         self._dtype = self._embed.dtype
         self._least_rows = self._layers[0].qkv.least_rows
-        self._fused = self._fuse() if self._is_fusible() else None
+        self._fused = self._fuse(team) if team is not None and fusible else None
 
     def forward(
         self,
@@ -73,67 +87,57 @@ class PackedDecoder:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
-        R = B * N
         x_RH = F.embedding(tokens_BN.flatten(), self._embed).float()
-        rotation = self._rotation(x_RH, positions_BN)
-        # Few rows are padded: see `least_rows`. What stands in the padding is never read.
-        if self._least_rows > R:
-            x_RH = F.pad(x_RH, (0, 0, 0, self._least_rows - R))
-        if self._fused is not None and R <= MOST_ROWS and isinstance(step, CacheStep):
-            run = self._fused.run(x_RH, rotation[:, 0], step, aux_layers)
-            x_RH, captured = run.x_PH, run.kept
+        cos_RP, sin_RP = self._rotation(x_RH, positions_BN)
+        if self._fused is not None and isinstance(step, CacheStep) and self._fused.suits(step):
+            kept_RF = self._fused.run(x_RH, cos_RP, sin_RP, step, aux_layers)
         else:
-            x_RH, captured = self._run(x_RH, rotation, step, aux_layers)
-        hidden = self._normed(x_RH[:R], self._norm).view(B, N, -1)
-        if not aux_layers:
-            return hidden, None
-        features = [captured[k][:R].to(self._dtype) for k in aux_layers]
-        return hidden, torch.cat(features, dim=-1).view(B, N, -1)
+            rotation = torch.complex(cos_RP, sin_RP)[:, None]
+            x_RH, kept_RF = self._run(x_RH, rotation, step, aux_layers)
+        hidden = self._normed(x_RH, self._norm).view(B, N, -1)
+        return hidden, kept_RF.to(self._dtype).view(B, N, -1) if aux_layers else None
 
     def _run(
         self, x_RH: Tensor, rotation: Tensor, step: CacheStep | JoinedStep, keep: Sequence[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after the last layer, and before those of `keep`."""
-        rows, kept = rotation.shape[0], {}
+        rows, kept = x_RH.shape[0], {}
+        # Few rows are padded: see `least_rows`. What stands in the padding is never read.
+        padding = (0, 0, 0, max(0, self._least_rows - rows))
+        x_RH = F.pad(x_RH, padding) if padding[3] else x_RH
         for index, layer in enumerate(self._layers):
             if index in keep:
-                kept[index] = x_RH
+                kept[index] = x_RH[:rows]
             out_RQ = self._attend(x_RH, layer, index, rotation, step)
-            if rows < x_RH.shape[0]:
-                out_RQ = F.pad(out_RQ, (0, 0, 0, x_RH.shape[0] - rows))
+            if padding[3]:
+                out_RQ = F.pad(out_RQ, padding)
             x_RH = layer.o.add_to(x_RH, out_RQ)
             x_RH = self._feed_forward(x_RH, layer)
-        return x_RH, kept
+        states = [kept[index] for index in keep]
+        return x_RH[:rows], torch.cat(states, dim=-1) if states else x_RH[:0]
 
-    def _is_fusible(self) -> bool:
-        """Whether the fused kernels know all that these layers do."""
-        return is_fusible(self._dtype, self._embed.device) and all(
-            layer.window is None and layer.qk_norm is None for layer in self._layers
-        )
-
-    def _fuse(self) -> FusedStack:
-        first = self._layers[0]
-        sizes = FusedSizes(
-            self._width[0], self._heads, self._head_dim, first.down.in_features, self._eps
-        )
+    def _fuse(self, team: Team) -> FusedStack:
+        sizes = FusedSizes(self._heads, self._kv_heads, self._head_dim, self._eps)
         layers = [
             FusedLayer(
-                layer.attention_norm.numpy(),
+                layer.attention_norm,
                 layer.qkv,
                 layer.o,
-                layer.mlp_norm.numpy(),
+                layer.mlp_norm,
                 layer.gate_up,
                 layer.down,
             )
             for layer in self._layers
         ]
-        return FusedStack(layers, sizes, self._dtype)
+        return FusedStack(layers, sizes, team)
 
-    def _rotation(self, x_RH: Tensor, positions_BN: Tensor) -> Tensor:
-        """Return the rotation of every token as a complex number, `[R, 1, D/2]`."""
+    def _rotation(self, x_RH: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine of the angles of every token, float32 `[R, D/2]` each."""
         cos, sin = self._rotary_emb(x_RH, positions_BN)
         half = self._head_dim // 2
-        return torch.complex(cos[..., :half], sin[..., :half]).flatten(0, 1)[:, None]
+        return cos[..., :half].flatten(0, 1).contiguous(), sin[..., :half].flatten(
+            0, 1
+        ).contiguous()
 
     def _attend(
         self,
@@ -174,7 +178,7 @@ class PackedDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _HeadOrder:
+class HeadOrder:
     """How the rows of the attention's weights are laid out anew."""
 
     heads: int
@@ -222,21 +226,36 @@ def is_packable(layers: nn.ModuleList, config: Any) -> bool:
     )
 
 
-def _pack_layer(layer: Any, config: Any, order: _HeadOrder) -> PackedLayer:
-    """Fuse the weights of a layer and empty it, so that memory grows by one layer at most."""
+def _is_fusible(layers: Any, config: Any, embed: Tensor, inputs: Sequence[int]) -> bool:
+    """Whether the kernels know all that these layers do."""
+    return is_fusible(embed.dtype, embed.device, inputs) and all(
+        _window(layer.self_attn, config) is None
+        and not hasattr(layer.self_attn, "q_norm")
+        and layer.self_attn.o_proj.bias is None
+        for layer in layers
+    )
+
+
+def _pack_layer(layer: Any, config: Any, order: HeadOrder, *, plain: bool) -> PackedLayer:
+    """Fuse the weights of a layer and empty it, so that memory grows by one layer at most.
+
+    plain: keep the matrices as kernels read them.
+    """
     attention, mlp = layer.self_attn, layer.mlp
     packed = PackedLayer(
         attention_norm=layer.input_layernorm.weight.float(),
-        qkv=_pack_qkv(attention, order),
+        qkv=_pack_qkv(attention, order, plain=plain),
         qk_norm=_pack_qk_norm(attention, order),
         o=DecodingLinear(
-            order.output_columns(attention.o_proj.weight.detach()), attention.o_proj.bias
+            order.output_columns(attention.o_proj.weight.detach()),
+            attention.o_proj.bias,
+            plain=plain,
         ),
         mlp_norm=layer.post_attention_layernorm.weight.float(),
         gate_up=DecodingLinear(
-            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()))
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())), plain=plain
         ),
-        down=DecodingLinear(mlp.down_proj.weight),
+        down=DecodingLinear(mlp.down_proj.weight, plain=plain),
         window=_window(attention, config),
     )
     for name in ("self_attn", "mlp"):
@@ -244,7 +263,7 @@ def _pack_layer(layer: Any, config: Any, order: _HeadOrder) -> PackedLayer:
     return packed
 
 
-def _pack_qkv(attention: Any, order: _HeadOrder) -> DecodingLinear:
+def _pack_qkv(attention: Any, order: HeadOrder, *, plain: bool) -> DecodingLinear:
     layouts = (
         (attention.q_proj, order.query_rows),
         (attention.k_proj, order.key_rows),
@@ -252,14 +271,14 @@ def _pack_qkv(attention: Any, order: _HeadOrder) -> DecodingLinear:
     )
     weight = torch.cat([lay_out(part.weight.detach()) for part, lay_out in layouts])
     biases = [lay_out(part.bias.detach()) for part, lay_out in layouts if part.bias is not None]
-    return DecodingLinear(weight, torch.cat(biases) if biases else None)
+    return DecodingLinear(weight, torch.cat(biases) if biases else None, plain=plain)
 
 
 def _as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-def _pack_qk_norm(attention: Any, order: _HeadOrder) -> Tensor | None:
+def _pack_qk_norm(attention: Any, order: HeadOrder) -> Tensor | None:
     if not hasattr(attention, "q_norm"):
         return None
     return order.qk_norm(attention.q_norm.weight.float(), attention.k_norm.weight.float())

@@ -28,6 +28,7 @@ from eagle_batch.models.cache import (
     KeyValueCache,
     causal_visibility,
 )
+from eagle_batch.models.fused import FusedProduct, is_fusible, new_team
 from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
 
@@ -98,7 +99,11 @@ class Target:
         output = model.get_output_embeddings()
         #: The output projection `[V, H]`; the embedding matrix itself where the two are tied.
         self.lm_head_weight_VH: Tensor = output.weight
-        self._lm_head = DecodingLinear(output.weight, output.bias)
+        fusible = is_fusible(self.dtype, self.device, [self.shape.hidden])
+        #: Threads of the kernels, where there are kernels for this target.
+        self.team = new_team(self.shape.hidden) if fusible else None
+        self._lm_head = DecodingLinear(output.weight, output.bias, plain=fusible)
+        self._fused_head = FusedProduct(self._lm_head, self.team) if self.team else None
         self._packed = self._pack()
 
     def _pack(self) -> PackedDecoder | None:
@@ -108,7 +113,12 @@ class Target:
             return None
         heads, s = self.config.num_attention_heads, self.shape
         return PackedDecoder(
-            self.base, self.config, heads=heads, kv_heads=s.kv_heads, head_dim=s.head_dim
+            self.base,
+            self.config,
+            heads=heads,
+            kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            team=self.team,
         )
 
     @property
@@ -170,16 +180,22 @@ class Target:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the output projection to post-norm hidden states, `[..., H] -> [..., V]`."""
-        rows = hidden.shape[:-1].numel()
-        flat = hidden.reshape(rows, -1)
-        if rows < self._lm_head.least_rows:
-            flat = F.pad(flat, (0, 0, 0, self._lm_head.least_rows - rows))
-        logits: Tensor = self._lm_head.forward(flat)[:rows].view(*hidden.shape[:-1], -1)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        logits = self._project(flat).view(*hidden.shape[:-1], -1)
         if self._logit_factor != 1.0:
             logits = logits * self._logit_factor
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
+
+    def _project(self, hidden_RH: Tensor) -> Tensor:
+        if self._fused_head is not None:
+            return self._fused_head.forward(hidden_RH)
+        rows, least = hidden_RH.shape[0], self._lm_head.least_rows
+        if rows < least:
+            hidden_RH = F.pad(hidden_RH, (0, 0, 0, least - rows))
+        logits: Tensor = self._lm_head.forward(hidden_RH)
+        return logits[:rows]
 
     @contextmanager
     def _captured(self, aux_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:

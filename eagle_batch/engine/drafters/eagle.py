@@ -14,7 +14,7 @@ from torch import Tensor
 from eagle_batch.engine.drafters.base import CommittedChain
 from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
-from eagle_batch.models.heads import Head
+from eagle_batch.models.heads import Head, StepAttention
 
 
 class EagleDrafter(GrowingDrafter):
@@ -64,9 +64,7 @@ class EagleDrafter(GrowingDrafter):
         self._keep_states(chain, out_BAH, chain.last_B)
 
     def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return step.attend(0, q, k, v, self._scale)
-
+        attend = StepAttention(step, self._scale)
         return self.head(tokens, states, positions, attend)  # type: ignore[no-any-return]
 
     def _logits(self, states: Tensor) -> Tensor:

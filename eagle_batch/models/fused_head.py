@@ -1,0 +1,115 @@
+"""An EAGLE head through compiled CPU kernels.
+
+Its matrices are held in bfloat16, whatever the target's type: a round reads them several times, and
+what is drafted can change how many tokens a pass gains, never which. All else stays as it was.
+
+Shape legend: see `heads.py`; R rows of a flat batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from eagle_batch.models.fused import (
+    FusedLayer,
+    FusedProduct,
+    FusedSizes,
+    FusedStack,
+    is_fusible,
+)
+from eagle_batch.models.heads import DecoderLayer, Head, StepAttention
+from eagle_batch.models.linear import DecodingLinear
+from eagle_batch.models.packed import HeadOrder
+
+if TYPE_CHECKING:
+    from eagle_batch.models.team import Team
+
+
+class FusedLinear(nn.Module):
+    """A linear layer over few rows."""
+
+    def __init__(self, linear: nn.Linear, team: Team) -> None:
+        super().__init__()
+        self._product = FusedProduct(_narrow(linear.weight, linear.bias), team)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product in the type of x."""
+        out_RO = self._product.forward(x.flatten(0, -2))
+        return out_RO.view(*x.shape[:-1], -1).to(x.dtype)
+
+
+class FusedHeadLayer(nn.Module):
+    """Does what a `DecoderLayer` does, over a cache that it lays out its own way."""
+
+    def __init__(self, layer: DecoderLayer, team: Team) -> None:
+        super().__init__()
+        sizes = FusedSizes(layer.heads, layer.kv_heads, layer.head_dim, layer.eps)
+        self.rotary = layer.rotary
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        norm = layer.post_attention_layernorm.detach()
+        fused = FusedLayer(
+            # The caller normalises what comes in.
+            attention_norm=norm,
+            qkv=_pack_qkv(layer),
+            o=_narrow(_order(layer).output_columns(layer.o_proj.weight)),
+            mlp_norm=norm,
+            gate_up=_narrow(layer.gate_up_proj.weight),
+            down=_narrow(layer.down_proj.weight),
+        )
+        self._stack = FusedStack([fused], sizes, team)
+
+    def forward(
+        self, x_BNI: Tensor, residual_BNH: Tensor, positions_BN: Tensor, attend: StepAttention
+    ) -> Tensor:
+        """Return the residual stream after attention and MLP, not normalised."""
+        angles_RP = positions_BN.flatten()[:, None] * self.rotary.frequencies
+        # It is changed in place.
+        x_RH = residual_BNH.flatten(0, 1).float().clone()
+        given_RI = x_BNI.flatten(0, 1).float().contiguous()
+        self._stack.run(x_RH, angles_RP.cos(), angles_RP.sin(), attend.step, given_RA=given_RI)
+        return x_RH.view_as(residual_BNH).to(residual_BNH.dtype)
+
+
+def is_fusible_head(head: Head, device: torch.device) -> bool:
+    """Whether there are kernels for all that a head does."""
+    config = head.config
+    inputs = (
+        config.attention_inputs,
+        config.heads * config.head_dim,
+        config.hidden,
+        config.intermediate,
+        config.feature_width,
+    )
+    return not config.qk_norm and is_fusible(torch.bfloat16, device, inputs)
+
+
+def fuse_head(head: Head, team: Team) -> None:
+    """Swap the layer of a head and its other matrices for fused ones, in place."""
+    assert isinstance(head.layer, DecoderLayer)
+    head.add_module("layer", FusedHeadLayer(head.layer, team))
+    for name, child in list(head.named_children()):
+        if type(child) is nn.Linear:
+            setattr(head, name, FusedLinear(child, team))
+
+
+def _narrow(weight: Tensor, bias: Tensor | None = None) -> DecodingLinear:
+    return DecodingLinear(weight.detach().bfloat16(), bias, plain=True)
+
+
+def _order(layer: DecoderLayer) -> HeadOrder:
+    return HeadOrder(layer.heads, layer.kv_heads, layer.head_dim)
+
+
+def _pack_qkv(layer: DecoderLayer) -> DecodingLinear:
+    """Lay the rows of queries and keys out as the kernels want them."""
+    sizes = [count * layer.head_dim for count in (layer.heads, layer.kv_heads, layer.kv_heads)]
+
+    def ordered(rows: Tensor) -> Tensor:
+        q, k, v = torch.split(rows.detach(), sizes)
+        return torch.cat((_order(layer).query_rows(q), _order(layer).key_rows(k), v))
+
+    bias: Tensor | None = layer.qkv_proj.bias
+    return _narrow(ordered(layer.qkv_proj.weight), None if bias is None else ordered(bias))
