@@ -21,14 +21,14 @@ def gumbel(keys: Tensor, indices: Tensor, token_ids: Tensor) -> Tensor:
     keys: int64 `[...]`, from `noise_key`; indices: int64 `[...]`, index of the generated token;
     token_ids: int64, broadcast against `[..., V]`.
     """
-    factor, offset = _place_words(keys, indices)
+    factor, offset = place_words(keys, indices)
     bits = _mix_tokens(factor[..., None], offset[..., None], token_ids)
     # 23 bits plus a half: never 0 nor 1, so both logarithms are finite.
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()
 
 
-def _place_words(keys: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def place_words(keys: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Mix a key and a token index into an odd factor and an offset (SplitMix64 finaliser)."""
     z = keys + (indices + 1) * -7046029254386353131
     z = (z ^ _shift(z, 30)) * -4658895280553007687
@@ -53,14 +53,14 @@ def _mix_tokens(factor: Tensor, offset: Tensor, token_ids: Tensor) -> Tensor:
     The ids are scrambled by themselves first, which costs one pass over the vocabulary; what is
     done at every place is one multiply-add, one xor-shift and one multiply, in place.
     """
-    x = _scramble(token_ids.to(torch.int32)) * factor
+    x = scramble(token_ids.to(torch.int32)) * factor
     x.add_(offset)
     x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
     x.mul_(-1028477387)
     return x.bitwise_right_shift_(9).bitwise_and_(0x7FFFFF)
 
 
-def _scramble(x: Tensor) -> Tensor:
+def scramble(x: Tensor) -> Tensor:
     """Spread int32 words over 32 bits (a multiply and xor-shift finaliser)."""
     x = (x + 1) * -1640531527
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x21F0AAAD

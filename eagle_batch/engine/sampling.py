@@ -9,6 +9,7 @@ Shape legend: B rows, N places of a row, V vocabulary.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -23,6 +24,8 @@ _NO_TOP_K = 1 << 30
 _WALK_BLOCK = 1 << 18
 #: Tokens that a walk tries before it sorts.
 _WALK_STEPS = 6
+#: Whether what compiles code for the CPU is there.
+_COMPILES = importlib.util.find_spec("numba") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,23 @@ def choose(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Ten
     if not params.sampled:
         return logits_BNV.argmax(-1)
     if params.host_looks:
-        return choose_by_walking(logits_BNV, index_BN, params)
+        return _choose_on_host(logits_BNV, index_BN, params)
     scores = filtered_logits(logits_BNV, params)
     return scores.add_(_noise(scores, index_BN, params)).argmax(-1)
+
+
+def _choose_on_host(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:
+    """Choose by compiled code where there is some, and the rest by walking."""
+    if not _COMPILES:
+        return choose_by_walking(logits_BNV, index_BN, params)
+    from eagle_batch.engine.choosing import UNDECIDED, choose_compiled
+
+    chosen_BN = choose_compiled(logits_BNV, index_BN, params)
+    (rows_R,) = (chosen_BN == UNDECIDED).any(1).nonzero(as_tuple=True)
+    if rows_R.numel():
+        rest = (logits_BNV[rows_R], index_BN[rows_R], params.pick(rows_R))
+        chosen_BN[rows_R] = choose_by_walking(*rest)
+    return chosen_BN
 
 
 def choose_by_walking(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:

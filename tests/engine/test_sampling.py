@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import SamplingParams, noise_key
 from eagle_batch.engine.sampling import (
+    RowParams,
+    _choose_on_host,
     _noise,
     choose,
     choose_by_walking,
@@ -63,9 +65,66 @@ def test_walking_to_the_choice_and_sorting_for_it_agree(
     logits = torch.randn((len(rows), 2, 400), generator=generator) * 2
     index = torch.arange(2).expand(len(rows), 2)
     packed = pack_params(rows, [seed + row for row in range(len(rows))], CPU)
+    expected = _sorted_choice(logits, index, packed)
+    assert torch.equal(expected, choose_by_walking(logits, index, packed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(sampling_params(), min_size=1, max_size=5),
+    seed=st.integers(0, 2**31),
+    vocab=st.sampled_from([3, 31, 400, 3001]),
+)
+def test_compiled_code_chooses_the_same_or_leaves_it(
+    rows: list[SamplingParams], seed: int, vocab: int
+) -> None:
+    choosing = pytest.importorskip("eagle_batch.engine.choosing")
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn((len(rows), 2, vocab), generator=generator) * 2
+    index = torch.arange(2).expand(len(rows), 2)
+    packed = pack_params(rows, [seed + row for row in range(len(rows))], CPU)
+    chosen = choosing.choose_compiled(logits, index, packed)
+    decided = chosen != choosing.UNDECIDED
+    assert torch.equal(choose_by_walking(logits, index, packed)[decided], chosen[decided])
+    settled = _choose_on_host(logits, index, packed)
+    assert torch.equal(settled, _sorted_choice(logits, index, packed))
+
+
+def test_compiled_code_decides_nearly_always() -> None:
+    choosing = pytest.importorskip("eagle_batch.engine.choosing")
+    torch.manual_seed(5)
+    params = [
+        SamplingParams(temperature=0.7, top_p=0.95),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.0, top_k=50, top_p=0.9),
+        SamplingParams(temperature=1.3, min_p=0.05),
+    ] * 50
+    logits = (torch.randn(200, 1, 20_000) * 3).bfloat16()
+    packed = pack_params(params, list(range(200)), CPU)
+    index = torch.zeros(200, 1, dtype=torch.int64)
+    chosen = choosing.choose_compiled(logits, index, packed)
+    decided = chosen != choosing.UNDECIDED
+    assert decided.float().mean() > 0.97
+    assert torch.equal(choose_by_walking(logits, index, packed)[decided], chosen[decided])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_chosen_where_torch_would(value: float, temperature: float) -> None:
+    """A chosen score that is not finite is how an overflow is noticed."""
+    pytest.importorskip("numba")
+    logits = torch.zeros(1, 1, 9)
+    logits[..., 4:6] = value
+    if value < 0:
+        logits[:] = value
+    packed = pack_params([SamplingParams(temperature=temperature)], [1], CPU)
+    index = torch.zeros(1, 1, dtype=torch.int64)
+    assert int(choose(logits, index, packed, EOS)) == (0 if value < 0 else 4)
+
+
+def _sorted_choice(logits: torch.Tensor, index: torch.Tensor, packed: RowParams) -> torch.Tensor:
     scores = filtered_logits(logits, packed)
-    sorted_choice = (scores + _noise(scores, index, packed)).argmax(-1)
-    assert torch.equal(sorted_choice, choose_by_walking(logits, index, packed))
+    return (scores + _noise(scores, index, packed)).argmax(-1)
 
 
 @pytest.mark.parametrize("spread", [0.1, 4.0])
