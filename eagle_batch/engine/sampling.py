@@ -9,7 +9,6 @@ Shape legend: B rows, N places of a row, V vocabulary.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -18,14 +17,13 @@ from torch import Tensor
 
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import SamplingParams
+from eagle_batch.models.quick import has_kernels, kernels_take
 
 _NO_TOP_K = 1 << 30
 #: Logits of the rows that are walked together on the CPU; about a megabyte stays in its cache.
 _WALK_BLOCK = 1 << 18
 #: Tokens that a walk tries before it sorts.
 _WALK_STEPS = 6
-#: Whether what compiles code for the CPU is there.
-_COMPILES = importlib.util.find_spec("numba") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def choose(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Ten
     if params.least_length:
         logits_BNV = _ban_early_end(logits_BNV, index_BN, params, eos_ids)
     if not params.sampled:
-        return logits_BNV.argmax(-1)
+        return best_tokens(logits_BNV)
     if params.host_looks:
         return _choose_on_host(logits_BNV, index_BN, params)
     scores = filtered_logits(logits_BNV, params)
@@ -122,7 +120,7 @@ def choose(logits_BNV: Tensor, index_BN: Tensor, params: RowParams, eos_ids: Ten
 
 def _choose_on_host(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:
     """Choose by compiled code where there is some, and the rest by walking."""
-    if not _COMPILES:
+    if not has_kernels():
         return choose_by_walking(logits_BNV, index_BN, params)
     from eagle_batch.engine.choosing import UNDECIDED, choose_compiled
 
@@ -132,6 +130,35 @@ def _choose_on_host(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> 
         rest = (logits_BNV[rows_R], index_BN[rows_R], params.pick(rows_R))
         chosen_BN[rows_R] = choose_by_walking(*rest)
     return chosen_BN
+
+
+def best_tokens(logits_BNV: Tensor) -> Tensor:
+    """Return the token of the highest logit of every place; a NaN counts as the highest."""
+    if not kernels_take(logits_BNV):
+        return logits_BNV.argmax(-1)
+    from eagle_batch.engine import kernels
+
+    best_BN = torch.empty(logits_BNV.shape[:-1], dtype=torch.int64)
+    kernels.peaks(logits_BNV.flatten(0, -2).numpy(), best_BN.flatten().numpy())
+    return best_BN
+
+
+def best_logits(logits_BKV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the highest logits of every place in falling order, their ids, and the logsumexp."""
+    if not kernels_take(logits_BKV):
+        return *logits_BKV.topk(count), logits_BKV.logsumexp(-1)
+    from eagle_batch.engine import kernels
+
+    shape = (*logits_BKV.shape[:-1], count)
+    values, ids = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    totals = torch.empty(shape[:-1])
+    kernels.best(
+        logits_BKV.flatten(0, -2).numpy(),
+        values.flatten(0, -2).numpy(),
+        ids.flatten(0, -2).numpy(),
+        totals.flatten().numpy(),
+    )
+    return values, ids, totals
 
 
 def choose_by_walking(logits_BNV: Tensor, index_BN: Tensor, params: RowParams) -> Tensor:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_batch.models.quick import kernels_take
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
@@ -97,6 +99,26 @@ def build_tree(root_B: Tensor, nodes: Selection, depth: int) -> DraftTree:
         rank_BN=rooted(nodes.rank_BM, zero_B),
         depth=depth,
     )
+
+
+def plant(root_B: Tensor, candidates: Candidates, count: int, width: int, depth: int) -> DraftTree:
+    """Return the tree of the best `count` candidates; see `select_nodes` and `build_tree`."""
+    records = (candidates.tokens_BR, candidates.scores_BR, candidates.parents_BR)
+    if not kernels_take(root_B, *records):
+        return build_tree(root_B, select_nodes(candidates, count, width), depth)
+    from eagle_batch.engine import kernels
+
+    B, N = root_B.shape[0], count + 1
+    tokens, parents, depths, orders, ranks = torch.empty((5, B, N), dtype=torch.int64)
+    ancestors_BNN = torch.empty((B, N, N), dtype=torch.bool)
+    kernels.plant(
+        *(record.numpy() for record in records),
+        root_B.numpy(),
+        width,
+        tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
+        ancestors_BNN.numpy(),
+    )
+    return DraftTree(tokens, parents, ancestors_BNN, depths, orders, ranks, depth)
 
 
 def ancestor_mask(parents_BN: Tensor, depth: int) -> Tensor:

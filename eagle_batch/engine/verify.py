@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.tree import DraftTree
+from eagle_batch.models.quick import kernels_take
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Verdict:
 
 def walk(tree: DraftTree, chosen_BN: Tensor) -> Verdict:
     """Follow the target's choices down the tree."""
+    if kernels_take(tree.tokens_BN, tree.parents_BN, chosen_BN):
+        return _follow(tree, chosen_BN)
     node_B = torch.zeros_like(tree.tokens_BN[:, 0])
     alive_B = torch.ones_like(node_B, dtype=torch.bool)
     accepted_B = torch.zeros_like(node_B)
@@ -52,6 +55,26 @@ def walk(tree: DraftTree, chosen_BN: Tensor) -> Verdict:
         path.append(node_B)
     path_BA = torch.stack(path, dim=1)
     return Verdict(path_BA, chosen_BN.gather(1, path_BA), accepted_B)
+
+
+def _follow(tree: DraftTree, chosen_BN: Tensor) -> Verdict:
+    from eagle_batch.engine import kernels
+
+    places = (chosen_BN.shape[0], tree.depth + 1)
+    verdict = Verdict(
+        torch.empty(places, dtype=torch.int64),
+        torch.empty(places, dtype=torch.int64),
+        torch.empty(places[0], dtype=torch.int64),
+    )
+    kernels.follow(
+        tree.parents_BN.numpy(),
+        tree.tokens_BN.numpy(),
+        chosen_BN.numpy(),
+        verdict.path_BA.numpy(),
+        verdict.tokens_BA.numpy(),
+        verdict.accepted_B.numpy(),
+    )
+    return verdict
 
 
 def walk_stepwise(tree: DraftTree, choose_at: Callable[[Tensor, Tensor, int], Tensor]) -> Verdict:

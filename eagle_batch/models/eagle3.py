@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle_batch.models.heads import Attend, Head, HeadConfig, rms_norm
+from eagle_batch.models.heads import Attend, Head, HeadConfig
+from eagle_batch.models.quick import rms_norm
 
 
 class Eagle3Head(Head):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,33 @@ class FusedSizes:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotations of the tokens of a pass."""
+
+    #: float32, contiguous; cosine and sine of the angles at T places.
+    cos_TP: Tensor
+    sin_TP: Tensor
+    #: int64 [R]; the place of each token.
+    place_R: Tensor
+
+
+class RotationTable:
+    """The rotations of all positions, computed once."""
+
+    def __init__(self, angles: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        """Begin empty; angles: positions `[T]` -> cosine and sine, `[T, P]` each."""
+        self._angles = angles
+        self._cos_TP = self._sin_TP = torch.empty(0, 0)
+
+    def at(self, positions_BN: Tensor, limit: int) -> Rotation:
+        """Return the rotations at positions, all below the limit but for padding."""
+        if self._cos_TP.shape[0] < limit:
+            cos_TP, sin_TP = self._angles(torch.arange(limit))
+            self._cos_TP, self._sin_TP = cos_TP.contiguous(), sin_TP.contiguous()
+        return Rotation(self._cos_TP, self._sin_TP, positions_BN.flatten())
+
+
 class FusedProduct:
     """One matrix over few or many rows, its result in float32."""
 
@@ -122,24 +149,23 @@ class FusedStack:
     def run(
         self,
         x_RH: Tensor,
-        cos_RP: Tensor,
-        sin_RP: Tensor,
+        rotation: Rotation,
         step: CacheStep,
         keep: Sequence[int] = (),
         given_RA: Tensor | None = None,
     ) -> Tensor:
         """Run the residual stream `x`, float32, in place; return its states at `keep`, `[R, F]`.
 
-        cos, sin: the rotation of each token. given: what the attention of the first layer takes in
-        instead of the norm of `x`. All are float32 and contiguous.
+        given: what the attention of the first layer takes in instead of the norm of `x`, float32.
         """
         rows, hidden = x_RH.shape
         kept_RF = torch.empty(rows, len(keep) * hidden)
         nothing = torch.empty(0, hidden)
         storage = self._storage_of(step)
         place = self._kernels.Place(
-            cos_RP.numpy(),
-            sin_RP.numpy(),
+            rotation.cos_TP.numpy(),
+            rotation.sin_TP.numpy(),
+            rotation.place_R.numpy(),
             step.index_R.numpy(),
             step.first_row,
             step.base_B.numpy(),

@@ -18,6 +18,7 @@ from eagle_batch.models.fused import (
     FusedProduct,
     FusedSizes,
     FusedStack,
+    RotationTable,
     is_fusible,
 )
 from eagle_batch.models.heads import DecoderLayer, Head, StepAttention
@@ -47,7 +48,8 @@ class FusedHeadLayer(nn.Module):
     def __init__(self, layer: DecoderLayer, team: Team) -> None:
         super().__init__()
         sizes = FusedSizes(layer.heads, layer.kv_heads, layer.head_dim, layer.eps)
-        self.rotary = layer.rotary
+        frequencies = layer.rotary.frequencies
+        self._rotations = RotationTable(lambda at_T: _cos_sin(at_T[:, None] * frequencies))
         self.post_attention_layernorm = layer.post_attention_layernorm
         norm = layer.post_attention_layernorm.detach()
         fused = FusedLayer(
@@ -65,11 +67,11 @@ class FusedHeadLayer(nn.Module):
         self, x_BNI: Tensor, residual_BNH: Tensor, positions_BN: Tensor, attend: StepAttention
     ) -> Tensor:
         """Return the residual stream after attention and MLP, not normalised."""
-        angles_RP = positions_BN.flatten()[:, None] * self.rotary.frequencies
         # It is changed in place.
         x_RH = residual_BNH.flatten(0, 1).float().clone()
         given_RI = x_BNI.flatten(0, 1).float().contiguous()
-        self._stack.run(x_RH, angles_RP.cos(), angles_RP.sin(), attend.step, given_RA=given_RI)
+        rotation = self._rotations.at(positions_BN, attend.step.cache.shape.capacity)
+        self._stack.run(x_RH, rotation, attend.step, given_RA=given_RI)
         return x_RH.view_as(residual_BNH).to(residual_BNH.dtype)
 
 
@@ -93,6 +95,10 @@ def fuse_head(head: Head, team: Team) -> None:
     for name, child in list(head.named_children()):
         if type(child) is nn.Linear:
             setattr(head, name, FusedLinear(child, team))
+
+
+def _cos_sin(angles_TP: Tensor) -> tuple[Tensor, Tensor]:
+    return angles_TP.cos(), angles_TP.sin()
 
 
 def _narrow(weight: Tensor, bias: Tensor | None = None) -> DecodingLinear:

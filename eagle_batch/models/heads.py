@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from eagle_batch.errors import HeadError
 from eagle_batch.models.cache import CacheStep
+from eagle_batch.models.quick import embedding, rms_norm
 
 #: attend(q_BAND, k_BGND, v_BGND) -> o_BAND; rotary is applied, cache and mask are the caller's.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -189,11 +190,6 @@ class DecoderLayer(nn.Module):
         return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, in the type of x (autocast may lower it)."""
-    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
-
-
 class Head(nn.Module):
     """Base of the EAGLE heads: what the engine and the trainer call.
 
@@ -231,7 +227,7 @@ class Head(nn.Module):
     def embed(self, tokens_BN: Tensor) -> Tensor:
         """Look tokens of the target's vocabulary up in the bound embedding."""
         assert self.embed_VH is not None, "bind() comes before forward()"
-        return F.embedding(tokens_BN, self.embed_VH)
+        return embedding(tokens_BN, self.embed_VH)
 
     def bind(self, embed_weight_VH: Tensor, lm_head_weight_VH: Tensor) -> None:
         """Share the target's embedding and, where the head has none of its own, its output matrix.

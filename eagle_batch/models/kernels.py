@@ -128,9 +128,10 @@ def gate(both_R2C, rows, half, count, first, out_RI):
 class Place(NamedTuple):
     """Where the tokens of a pass stand."""
 
-    #: float32 [R, P]; the rotation of each token.
-    cos_RP: Any
-    sin_RP: Any
+    #: float32 [T, P]; rotations, and int64 [R]; which of them is a token's.
+    cos_TP: Any
+    sin_TP: Any
+    rotation_R: Any
     #: int64 [R]; where its keys and values go among the columns of all slots.
     column_R: Any
     #: Slot of the first row.
@@ -159,8 +160,10 @@ def rotate(qkv_RX, place, storage, layer, b, g, scale, q_JD):
     for n in range(tokens):
         r = b * tokens + n
         slot, column = divmod(place.column_R[r], storage.shape[2])
+        # Padding may stand behind the last position that there is.
+        t = min(place.rotation_R[r], place.cos_TP.shape[0] - 1)
         for p in range(size // 2):
-            cos, sin = place.cos_RP[r, p], place.sin_RP[r, p]
+            cos, sin = place.cos_TP[t, p], place.sin_TP[t, p]
             for m in range(members):
                 at = (m * groups + g) * size + 2 * p
                 x, y = qkv_RX[r, at] * scale, qkv_RX[r, at + 1] * scale

@@ -21,14 +21,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eagle_batch.models.cache import CacheStep, JoinedStep
-from eagle_batch.models.fused import FusedLayer, FusedSizes, FusedStack, is_fusible
+from eagle_batch.models.fused import (
+    FusedLayer,
+    FusedSizes,
+    FusedStack,
+    Rotation,
+    RotationTable,
+    is_fusible,
+)
 from eagle_batch.models.linear import DecodingLinear
+from eagle_batch.models.quick import embedding, rms_norm
 
 if TYPE_CHECKING:
     from eagle_batch.models.team import Team
 
 #: Decoder layers with exactly the data flow of `PackedDecoder`, by class name.
 PACKABLE = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+
+#: Kinds of rotary embedding whose angles depend on the position alone, not on the longest one.
+_FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,7 @@ class PackedDecoder:
         self._dtype = self._embed.dtype
         self._least_rows = self._layers[0].qkv.least_rows
         self._fused = self._fuse(team) if team is not None and fusible else None
+        self._rotations = RotationTable(lambda positions_T: self._rotation(positions_T[None]))
 
     def forward(
         self,
@@ -87,14 +99,14 @@ class PackedDecoder:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
-        x_RH = F.embedding(tokens_BN.flatten(), self._embed).float()
-        cos_RP, sin_RP = self._rotation(x_RH, positions_BN)
+        x_RH = embedding(tokens_BN.flatten(), self._embed).float()
         if self._fused is not None and isinstance(step, CacheStep) and self._fused.suits(step):
-            kept_RF = self._fused.run(x_RH, cos_RP, sin_RP, step, aux_layers)
+            rotation = self._fused_rotation(positions_BN, step)
+            kept_RF = self._fused.run(x_RH, rotation, step, aux_layers)
         else:
-            rotation = torch.complex(cos_RP, sin_RP)[:, None]
-            x_RH, kept_RF = self._run(x_RH, rotation, step, aux_layers)
-        hidden = self._normed(x_RH, self._norm).view(B, N, -1)
+            turns = torch.complex(*self._rotation(positions_BN))[:, None]
+            x_RH, kept_RF = self._run(x_RH, turns, step, aux_layers)
+        hidden = rms_norm(x_RH, self._norm, self._eps).to(self._dtype).view(B, N, -1)
         return hidden, kept_RF.to(self._dtype).view(B, N, -1) if aux_layers else None
 
     def _run(
@@ -131,13 +143,19 @@ class PackedDecoder:
         ]
         return FusedStack(layers, sizes, team)
 
-    def _rotation(self, x_RH: Tensor, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, positions_BN: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosine and sine of the angles of every token, float32 `[R, D/2]` each."""
-        cos, sin = self._rotary_emb(x_RH, positions_BN)
+        cos, sin = self._rotary_emb(self._norm, positions_BN)
         half = self._head_dim // 2
-        return cos[..., :half].flatten(0, 1).contiguous(), sin[..., :half].flatten(
-            0, 1
-        ).contiguous()
+        return cos[..., :half].flatten(0, 1), sin[..., :half].flatten(0, 1)
+
+    def _fused_rotation(self, positions_BN: Tensor, step: CacheStep) -> Rotation:
+        """Return the same for the kernels, out of a table where a position has one rotation."""
+        if getattr(self._rotary_emb, "rope_type", None) in _FIXED_ROPES:
+            return self._rotations.at(positions_BN, step.cache.shape.capacity)
+        cos_RP, sin_RP = self._rotation(positions_BN)
+        places_R = torch.arange(cos_RP.shape[0])
+        return Rotation(cos_RP.contiguous(), sin_RP.contiguous(), places_R)
 
     def _attend(
         self,

@@ -25,6 +25,7 @@ from eagle_batch.engine.drafters.static import StaticEagleDrafter
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Request, SamplingParams
 from eagle_batch.engine.testing import byte_tokenizer, tiny_head, tiny_target
+from eagle_batch.models import quick
 from eagle_batch.models.target import Target
 
 CONTEXT, ROWS = 224, 3
@@ -159,6 +160,13 @@ def rounds(engine: Engine, longest: int) -> set[Any]:
     return made
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch do what it does on other devices."""
+    monkeypatch.setattr(quick, "has_kernels", lambda: False)
+
+
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("sampling", list(SAMPLING))
 @pytest.mark.parametrize("shape", ["plain", "chain", "tree", "static", "model", "ngram", "merged"])
 def test_a_round_reads_once_and_its_shapes_do_not_depend_on_what_is_said(

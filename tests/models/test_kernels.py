@@ -152,6 +152,7 @@ def place_of(step: CacheStep, angles_RP: Tensor) -> Any:
     return kernels.Place(
         angles_RP.cos().numpy(),
         angles_RP.sin().numpy(),
+        np.arange(len(angles_RP)),
         step.index_R.numpy(),
         step.first_row,
         step.base_B.numpy(),

@@ -20,9 +20,10 @@ from torch import Tensor
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
-from eagle_batch.engine.sampling import filtered_candidates
-from eagle_batch.engine.tree import Candidates, DraftTree, build_tree, select_nodes
+from eagle_batch.engine.sampling import best_logits, filtered_candidates
+from eagle_batch.engine.tree import Candidates, DraftTree, plant
 from eagle_batch.models.cache import CacheStep, KeyValueCache
+from eagle_batch.models.quick import kernels_take
 
 #: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
 _CANDIDATES = 64
@@ -107,8 +108,7 @@ class GrowingDrafter(ABC):
             torch.cat([r.scores_BR for r in records], 1),
             torch.cat([r.parents_BR for r in records], 1),
         )
-        nodes = select_nodes(everything, self.nodes, self.width)
-        return build_tree(state.root_B, nodes, self.depth)
+        return plant(state.root_B, everything, self.nodes, self.width, self.depth)
 
     def use(self, shape: Shape) -> None:
         """Draft in this shape from the next round on; it may not exceed the one built with."""
@@ -178,26 +178,21 @@ class GrowingDrafter(ABC):
         """Score the children of a frontier and pick the best of them as the next one."""
         B, K = frontier.tokens_BK.shape
         gains_BKK, tokens_BKK = self._likeliest(states_BKH, state, level)
-        scores_BR = (gains_BKK + frontier.scores_BK[..., None]).flatten(1)
+        beam = advance(gains_BKK, frontier.scores_BK, frontier.visible_BKM)
+        parent_BK = beam.picked_BK // K
         tokens_BR = tokens_BKK.flatten(1)
-        parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
-        best_BK, picked_BK = scores_BR.topk(K)
-        parent_BK = picked_BK // K
-        inherited = frontier.visible_BKM.gather(
-            1, parent_BK[..., None].expand_as(frontier.visible_BKM)
-        )
-        own = torch.eye(K, dtype=torch.bool, device=picked_BK.device).expand(B, K, K)
-        first_record = K + (level - 1) * K * K
+        tokens_BK = tokens_BR.gather(1, beam.picked_BK)
         if state.guide is not None:
-            state.guide.grow(parent_BK, tokens_BR.gather(1, picked_BK))
+            state.guide.grow(parent_BK, tokens_BK)
         next_frontier = _Frontier(
-            tokens_BK=tokens_BR.gather(1, picked_BK),
-            scores_BK=best_BK,
+            tokens_BK=tokens_BK,
+            scores_BK=beam.best_BK,
             states_BKH=states_BKH.gather(1, parent_BK[..., None].expand_as(states_BKH)),
-            records_BK=picked_BK + first_record,
-            visible_BKM=torch.cat((inherited, own), dim=2),
+            records_BK=beam.picked_BK + (K + (level - 1) * K * K),
+            visible_BKM=beam.visible_BKM,
         )
-        return Candidates(tokens_BR, scores_BR, parents_BR), next_frontier
+        parents_BR = frontier.records_BK[..., None].expand(B, K, K).flatten(1)
+        return Candidates(tokens_BR, beam.scores_BR, parents_BR), next_frontier
 
     def _likeliest(
         self, states_BKH: Tensor, state: DraftState, level: int
@@ -214,17 +209,60 @@ class GrowingDrafter(ABC):
         if state.guide is not None:
             logits_BKV = state.guide.ban(logits_BKV, self._target_ids)
         if not params.sampled:
-            gains, ids = logits_BKV.topk(self.width)
-            gains = gains - logits_BKV.logsumexp(-1, keepdim=True)
+            gains, ids, total_BK = best_logits(logits_BKV, self.width)
+            gains = gains - total_BK[..., None]
             return _no_nan(gains), self._target_ids[ids]
-        top_BKC, ids_BKC = logits_BKV.topk(min(_CANDIDATES, logits_BKV.shape[-1]))
+        count = min(_CANDIDATES, logits_BKV.shape[-1])
+        top_BKC, ids_BKC, total_BK = best_logits(logits_BKV, count)
         tokens_BKC = self._target_ids[ids_BKC]
         places_BK = (state.index_B + level)[:, None].expand(logits_BKV.shape[:2])
         keys_BK = params.noise_key_B[:, None].expand_as(places_BK)
         noise_BKC = gumbel(keys_BK, places_BK, tokens_BKC) * params.temperature_B[:, None, None]
-        kept_BKC = filtered_candidates(top_BKC, logits_BKV.logsumexp(-1), params)
+        kept_BKC = filtered_candidates(top_BKC, total_BK, params)
         gains, picked = (kept_BKC + noise_BKC).log_softmax(-1).topk(self.width)
         return _no_nan(gains), tokens_BKC.gather(-1, picked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beam:
+    """The children of a frontier and the best of them."""
+
+    #: Sums of log-chances, one child after the other.
+    scores_BR: Tensor
+    #: The best children and their scores, in falling order.
+    picked_BK: Tensor
+    best_BK: Tensor
+    #: Scratch columns that each of them sees, those of its own level included.
+    visible_BKM: Tensor
+
+
+def advance(gains_BKK: Tensor, scores_BK: Tensor, visible_BKM: Tensor) -> _Beam:
+    """Score the children of a frontier and pick as many of them as it has nodes."""
+    B, K = scores_BK.shape
+    if kernels_take(gains_BKK, scores_BK):
+        from eagle_batch.engine import kernels
+
+        beam = _Beam(
+            torch.empty(B, K * K),
+            torch.empty(B, K, dtype=torch.int64),
+            torch.empty(B, K),
+            torch.empty(B, K, visible_BKM.shape[2] + K, dtype=torch.bool),
+        )
+        kernels.advance(
+            *(each.numpy() for each in (gains_BKK, scores_BK, visible_BKM.contiguous())),
+            *(
+                each.numpy()
+                for each in (beam.scores_BR, beam.picked_BK, beam.best_BK, beam.visible_BKM)
+            ),
+        )
+        return beam
+    scores_BR = (gains_BKK + scores_BK[..., None]).flatten(1)
+    best_BK, picked_BK = scores_BR.topk(K)
+    index = (picked_BK // K)[..., None].expand_as(visible_BKM)
+    own = torch.eye(K, dtype=torch.bool, device=scores_BK.device).expand(B, K, K)
+    return _Beam(
+        scores_BR, picked_BK, best_BK, torch.cat((visible_BKM.gather(1, index), own), dim=2)
+    )
 
 
 def _no_nan(gains: Tensor) -> Tensor:

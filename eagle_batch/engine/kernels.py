@@ -1,0 +1,193 @@
+"""Kernels for what a round decides on the CPU: the best tokens, a draft's tree, the walk down it.
+
+Each of them replaces some tens of small operators of torch, whose dispatch takes longer than what
+they do. The same work for other devices, and where there is no numba, is in `sampling`, `tree` and
+`verify`; both give the same answers, ties included.
+
+Shape legend: R rows of logits, V vocabulary, K best ones, B rows, C candidate records, N nodes with
+the root, A places of a path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from eagle_batch.models.kernels import exponential
+
+F32 = np.float32
+_LOWEST = F32(-np.inf)
+#: Logits that are looked through at once.
+_BLOCK = 512
+
+_kernel: Any = njit(error_model="numpy", nogil=True, cache=True)
+#: For numbers that are known to be numbers.
+_numbers: Any = njit(fastmath={"nnan", "nsz", "reassoc"}, error_model="numpy", cache=True)
+
+
+@_kernel
+def _not_a_number(x_RV, r):
+    """Return the place of the first NaN of a row, -1 where there is none."""
+    found = 0
+    for v in range(x_RV.shape[1]):
+        found |= x_RV[r, v] != x_RV[r, v]  # Only a NaN differs from itself.
+    if found:
+        for v in range(x_RV.shape[1]):
+            if np.isnan(x_RV[r, v]):
+                return v
+    return -1
+
+
+@_numbers
+def _highest(x_RV, r, start, stop):
+    highest = _LOWEST
+    for v in range(start, stop):
+        highest = max(highest, x_RV[r, v])
+    return highest
+
+
+@_kernel
+def peaks(x_RV, place_R):
+    """Write the place of the highest number of every row: the first of equals, or the first NaN."""
+    for r in range(x_RV.shape[0]):
+        place_R[r] = _not_a_number(x_RV, r)
+        if place_R[r] >= 0:
+            continue
+        highest, where = _LOWEST, 0
+        for start in range(0, x_RV.shape[1], _BLOCK):
+            value = _highest(x_RV, r, start, min(start + _BLOCK, x_RV.shape[1]))
+            if value > highest:
+                highest, where = value, start
+        while x_RV[r, where] < highest:
+            where += 1
+        place_R[r] = where
+
+
+@_numbers
+def _sum_of_exponentials(x_RV, r, highest):
+    total = F32(0)
+    for v in range(x_RV.shape[1]):
+        total += exponential(x_RV[r, v] - highest)
+    return total
+
+
+@_kernel
+def best(x_RV, value_RK, place_RK, total_R):
+    """Write the K highest numbers of every row in falling order, and its logsumexp.
+
+    Of equals the first comes first. A row with a NaN has nothing but NaN.
+    """
+    count = value_RK.shape[1]
+    for r in range(x_RV.shape[0]):
+        value_RK[r], place_RK[r], total_R[r] = _LOWEST, 0, np.nan
+        if _not_a_number(x_RV, r) >= 0:
+            value_RK[r] = np.nan
+            continue
+        taken = 0
+        for start in range(0, x_RV.shape[1], _BLOCK):
+            stop = min(start + _BLOCK, x_RV.shape[1])
+            # Most blocks hold nothing that is among the best.
+            if taken == count and _highest(x_RV, r, start, stop) <= value_RK[r, count - 1]:
+                continue
+            for v in range(start, stop):
+                if taken < count or x_RV[r, v] > value_RK[r, count - 1]:
+                    taken = min(taken + 1, count)
+                    _insert(value_RK, place_RK, r, taken - 1, x_RV[r, v], v)
+        highest = value_RK[r, 0]
+        total_R[r] = highest
+        if highest > _LOWEST:
+            total_R[r] += np.log(_sum_of_exponentials(x_RV, r, highest))
+
+
+@_kernel
+def _insert(value_RK, place_RK, r, last, value, place):
+    """Put a value among those before `last`, behind its equals."""
+    k = last
+    while k > 0 and value_RK[r, k - 1] < value:
+        value_RK[r, k], place_RK[r, k] = value_RK[r, k - 1], place_RK[r, k - 1]
+        k -= 1
+    value_RK[r, k], place_RK[r, k] = value, place
+
+
+@_kernel
+def advance(gain_BKK, score_BK, visible_BKM, score_BC, pick_BK, best_BK, visible_BKX):
+    """Score the children of a frontier and pick the K best of them as the next one.
+
+    score_BC: out, C = K * K. pick: out, falling; of equals the first comes first. visible_BKX: out,
+    X = M + K; the scratch columns that the next frontier sees.
+    """
+    rows, width, _ = gain_BKK.shape
+    above = visible_BKM.shape[2]
+    for b in range(rows):
+        for c in range(width * width):
+            score_BC[b, c] = gain_BKK[b, c // width, c % width] + score_BK[b, c // width]
+        taken = np.zeros(width * width, np.bool_)
+        for k in range(width):
+            c = _next_best(score_BC, b, taken)
+            taken[c] = True
+            pick_BK[b, k], best_BK[b, k] = c, score_BC[b, c]
+            for m in range(above):
+                visible_BKX[b, k, m] = visible_BKM[b, c // width, m]
+            for m in range(width):
+                visible_BKX[b, k, above + m] = m == k
+
+
+@_kernel
+def _next_best(score_BC, b, taken_C):
+    """Return the first of the highest scores that are not taken; a NaN is the lowest."""
+    found, highest = -1, _LOWEST
+    for c in range(score_BC.shape[1]):
+        if not taken_C[c] and (found < 0 or score_BC[b, c] > highest):
+            found = c
+            highest = _LOWEST if np.isnan(score_BC[b, c]) else score_BC[b, c]
+    return found
+
+
+@_kernel
+def plant(token_BC, score_BC, parent_BC, root_B, width, tree_F, ancestor_BNN):
+    """Make the tree of the best records; the fields of `tree_F` are those of a `DraftTree`."""
+    token_BN, parent_BN, depth_BN, order_BN, rank_BN = tree_F
+    rows, nodes = token_BN.shape
+    for b in range(rows):
+        order_C = np.zeros(token_BC.shape[1], np.int64)
+        for order in range(1, nodes):
+            order_C[_next_best(score_BC, b, order_C > 0)] = order
+        ancestor_BNN[b] = False
+        token_BN[b, 0], parent_BN[b, 0], depth_BN[b, 0] = root_B[b], 0, 0
+        order_BN[b, 0], rank_BN[b, 0], ancestor_BNN[b, 0, 0] = 0, 0, True
+        node_C, n = np.zeros(token_BC.shape[1], np.int64), 0
+        for c in range(token_BC.shape[1]):
+            if order_C[c] == 0:
+                continue
+            n += 1
+            node_C[c] = n
+            parent = node_C[parent_BC[b, c]] if parent_BC[b, c] >= 0 else 0
+            token_BN[b, n], parent_BN[b, n] = token_BC[b, c], parent
+            depth_BN[b, n] = depth_BN[b, parent] + 1
+            order_BN[b, n], rank_BN[b, n] = order_C[c], c % width
+            for m in range(n):
+                ancestor_BNN[b, n, m] = ancestor_BNN[b, parent, m]
+            ancestor_BNN[b, n, n] = True
+
+
+@_kernel
+def follow(parent_BN, token_BN, chosen_BN, path_BA, token_BA, accepted_B):
+    """Follow the target's choices down the trees; the fields are those of a `Verdict`."""
+    nodes = token_BN.shape[1]
+    for b in range(path_BA.shape[0]):
+        node, accepted, alive = 0, 0, True
+        for a in range(path_BA.shape[1]):
+            path_BA[b, a], token_BA[b, a] = node, chosen_BN[b, node]
+            accepted_B[b] = accepted
+            child = nodes
+            if alive:
+                child = node + 1
+                while child < nodes and not (
+                    parent_BN[b, child] == node and token_BN[b, child] == chosen_BN[b, node]
+                ):
+                    child += 1
+            alive = child < nodes
+            if alive:
+                node, accepted = child, accepted + 1
