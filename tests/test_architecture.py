@@ -37,7 +37,9 @@ ARROWS = {
     "data": {"errors", "demo", "pipeline"}
     | {"engine.request", "engine.grammars", "engine.vocabularies"},
     "stages": {"errors", "pipeline", "data", "engine.request"},
-    "report": {"errors", "pipeline", "engine.request"},
+    # Rows are read as they are written.
+    "report": {"errors", "pipeline", "engine.request"}
+    | {"data.forms", "data.plain", "data.schema"},
     "job": {
         "errors",
         "demo",

@@ -20,6 +20,7 @@ FREE: dict[str, Any] = {
     "limits": {"max_error_rate": 1.0},
     "output.path": "elsewhere",
     "output.compression": "none",
+    "output.row_group_rows": 2,
     "input.path": "moved/topics.parquet",
 }
 BOUND: dict[str, Any] = {
@@ -42,6 +43,8 @@ BOUND: dict[str, Any] = {
     "decontaminate": {"stages": "answer", "against": "topics.parquet", "column": "topic"},
     "output.rows_per_shard": 8,
     "output.token_ids": True,
+    "output.format": "arrow",
+    "output.logprobs": True,
 }
 
 
@@ -78,6 +81,14 @@ def test_the_draft_is_bound_where_another_engine_s_text_knows_it(tmp_path: Path)
         tmp_path, {"engine": {"kind": "vllm", "tensor_parallel": 2}, "workers": {"gpus": 2}}
     )
     assert fingerprint(vllm, INPUTS) == fingerprint(larger, INPUTS)
+
+
+def test_the_compression_is_bound_where_it_is_part_of_the_names(tmp_path: Path) -> None:
+    old = make_pipeline(tmp_path, {"output.format": "jsonl"})
+    new = make_pipeline(tmp_path, {"output.format": "jsonl", "output.compression": "gzip"})
+    assert fingerprint(old, INPUTS) != fingerprint(new, INPUTS)
+    told = 'output.compression: was "zstd", is now "gzip"'
+    assert explain_difference(resolved(old), resolved(new)) == [told]
 
 
 def test_every_section_is_either_free_or_bound() -> None:

@@ -73,7 +73,7 @@ def ten_thousand_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     book.open({})
     first = put(store, job, job.tasks[0])
     for task in job.tasks:
-        (folder / data_key(task.key)).touch()
+        (folder / data_key(task.key, job.form)).touch()
         book.record(replace(first, key=task.key))
     book.close()
     return folder

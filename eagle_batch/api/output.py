@@ -87,7 +87,7 @@ class Output:
 
         keys = self._facts().data_keys
         local = isinstance(self._store, LocalStore)
-        return read_shards(self._store.root, keys, local=local, tables=self.batches)
+        return read_shards(self._store.root, keys, local=local)
 
     def verify(self) -> VerifyReport:
         """Prove that no row is lost, twice or hidden, as `eagle-batch verify` does."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from eagle_batch.data.schema import output_schema
 from eagle_batch.errors import ConfigError
 from eagle_batch.job.local import LocalWorker
 from eagle_batch.job.spec import EngineFactory, build_real_engine
+from eagle_batch.job.store import open_store
 from eagle_batch.job.tasks import Task
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.report.output import read_table
 
 #: Why a row has no texts; null in rows that have them.
 ERROR = "error"
@@ -114,19 +117,26 @@ def _with_errors(pipeline: Pipeline, batch: pa.Table, rows: pa.Table, errors: pa
     return both.take(pa.array(order, pa.int64()))
 
 
-def read_shards(
-    root: str, keys: Sequence[str], *, local: bool, tables: Callable[[], Iterable[pa.Table]]
-) -> Any:
-    """Return objects of an output as a Ray Dataset; `tables` gives those that Ray cannot read."""
+def read_shards(root: str, keys: Sequence[str], *, local: bool) -> Any:
+    """Return objects of an output as a Ray Dataset; Ray itself reads those that it can."""
     import ray.data
 
-    if not all(key.endswith(".parquet") for key in keys):
-        return ray.data.from_arrow(list(tables()))
     if local:
-        return ray.data.read_parquet([str(Path(root).resolve() / key) for key in keys])
+        root = str(Path(root).resolve())
+    if not all(key.endswith(".parquet") for key in keys):
+        shards = ray.data.from_items([{"key": key} for key in keys])
+        return shards.map_batches(partial(_rows_of, root), batch_size=1, batch_format="pyarrow")
+    if local:
+        return ray.data.read_parquet([f"{root}/{key}" for key in keys])
     fs, path = fsspec.core.url_to_fs(root)
     paths = [f"{path}/{key}" for key in keys]
     return ray.data.read_parquet(paths, filesystem=pa.fs.PyFileSystem(pa.fs.FSSpecHandler(fs)))
+
+
+def _rows_of(root: str, shard: pa.Table) -> pa.Table:
+    """Return the rows of the one shard that a table names; called in a task of Ray's."""
+    [key] = shard.column("key").to_pylist()
+    return read_table(open_store(root), key).replace_schema_metadata(None)
 
 
 def refuse_running_ray() -> None:

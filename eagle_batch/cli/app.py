@@ -172,7 +172,7 @@ def submit(  # noqa: PLR0913 - one parameter an option
     if form == "json":
         click.echo(json.dumps({"event": "result", **_result_numbers(result)}))
     else:
-        _show_result(console, result)
+        _show_result(console, result, loaded)
     ctx.exit(int(ExitCode.QUARANTINED if result.quarantined else ExitCode.COMPLETE))
 
 
@@ -192,7 +192,8 @@ def _result_numbers(result: JobResult) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
 
 
-def _show_result(console: Any, result: JobResult) -> None:
+def _show_result(console: Any, result: JobResult, pipeline: Pipeline) -> None:
+    from eagle_batch.data.forms import make_form
     from eagle_batch.report.metrics import JobMetrics, metrics_table
 
     if result.metrics is not None:
@@ -201,10 +202,11 @@ def _show_result(console: Any, result: JobResult) -> None:
     dropped = f", {result.dropped} dropped" if result.dropped else ""
     counts = f"{result.rows} of {result.units} rows, {result.quarantined} quarantined{dropped}"
     click.echo(f"{what}: {counts}")
-    click.echo(f"rows:        {result.output}/data/*.parquet")
+    ending = make_form(pipeline.output).ending
+    click.echo(f"rows:        {result.output}/data/*{ending}")
     if result.quarantined or result.dropped:
         what = "quarantined:" if result.quarantined else "dropped:    "
-        click.echo(f"{what} {result.output}/errors/*.parquet")
+        click.echo(f"{what} {result.output}/errors/*{ending}")
     if result.metrics is not None:
         click.echo(f"report:      {result.output}/report.html")
 

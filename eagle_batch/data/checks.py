@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,10 +123,11 @@ def check_stages(templates: Sequence[StageTemplate]) -> tuple[StageChecks, ...]:
 def _judged(judge: Judge, text: str) -> Verdict:
     found = re.search(judge.score, text)
     number = (found[1] if found.re.groups else found[0]) if found else None
-    try:
-        return Verdict(score=float(number or ""))
-    except ValueError:
-        return Verdict(f"the judge wrote no score: {_shown(text)}")
+    with suppress(ValueError):
+        score = float(number or "")
+        if math.isfinite(score):
+            return Verdict(score=score)
+    return Verdict(f"the judge wrote no score: {_shown(text)}")
 
 
 def _compile(template: StageTemplate, number: int, validator: Validator) -> Check | None:
@@ -239,13 +242,13 @@ def _verdict(value: object, *, truthy: bool) -> Verdict:
     """Read what an expression or a function returns: yes or no, a score, or what is wrong."""
     if isinstance(value, bool):
         return Verdict("" if value else "it says no")
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and math.isfinite(value):
         return Verdict(score=float(value))
     if truthy:
         return Verdict("" if value else "it says no")
     if isinstance(value, str):
         return Verdict(value or "it says no")
-    raise TypeError(f"returned {value!r}; expected true, false, a number or what is wrong")
+    raise TypeError(f"returned {value!r}; expected true, false, a finite number or what is wrong")
 
 
 def _shown(text: str, limit: int = 100) -> str:

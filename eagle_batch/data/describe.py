@@ -14,6 +14,7 @@ from eagle_batch.data.beside import contamination_problems, duplicate_problems
 from eagle_batch.data.chat import ChatTemplate, model_folder
 from eagle_batch.data.checks import check_stages
 from eagle_batch.data.drafts import draft_problems
+from eagle_batch.data.forms import make_form
 from eagle_batch.data.identity import target_identity
 from eagle_batch.data.plan import Plan, make_plan
 from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
@@ -109,6 +110,7 @@ def describe(pipeline: Pipeline) -> PlanSummary:
     plan, prompter = prepare(pipeline)
     schema = output_schema(pipeline, plan.schema)
     prompts = _first_prompts(pipeline, plan, prompter)
+    form = make_form(pipeline.output)
     return PlanSummary(
         name=pipeline.name,
         fingerprint=plan.fingerprint,
@@ -123,8 +125,8 @@ def describe(pipeline: Pipeline) -> PlanSummary:
         later_prompts=tuple(zip([s.name for s in pipeline.stages[1:]], prompts[1:], strict=True)),
         output_columns=tuple((field.name, str(field.type)) for field in schema),
         output_path=pipeline.output.path,
-        first_key=f"data/{plan.shards[0].key}.parquet",
-        last_key=f"data/{plan.shards[-1].key}.parquet",
+        first_key=f"data/{plan.shards[0].key}{form.ending}",
+        last_key=f"data/{plan.shards[-1].key}{form.ending}",
         workers=_workers(pipeline),
         account=plan.account(),
         notes=tuple(_notes(pipeline, prompter)),

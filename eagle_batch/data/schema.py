@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from eagle_batch.data.forms import Form, make_form
 from eagle_batch.data.typed import column_type, column_values
 from eagle_batch.errors import Reason
 from eagle_batch.pipeline import OUTPUT_COLUMNS, Pipeline
@@ -33,6 +32,12 @@ GENERATION = pa.struct(
     ]
 )
 TOKEN_IDS = pa.struct([pa.field("stage", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
+#: What goes with `ids`, token by token; the last two where best ones are asked for.
+CHOSEN = (pa.field("stage", pa.string()), pa.field("chosen", pa.list_(pa.float32())))
+BEST = (
+    pa.field("best_ids", pa.list_(pa.list_(pa.int32()))),
+    pa.field("best", pa.list_(pa.list_(pa.float32()))),
+)
 
 #: `characters` alternate: drafted, then the target's own, of each pass; their sum is the text.
 SPANS = pa.struct([pa.field("stage", pa.string()), pa.field("characters", pa.list_(pa.int32()))])
@@ -74,6 +79,17 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target held the tokens of one text; an item of the `logprobs` column."""
+
+    stage: str
+    chosen: tuple[float, ...]
+    #: For each token the ids of the best ones at its place, best first, and theirs.
+    best_ids: tuple[tuple[int, ...], ...] = ()
+    best: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OutputRow:
     """One finished row: texts in the order of the stages, and every generation it took."""
 
@@ -85,6 +101,8 @@ class OutputRow:
     generation: tuple[Generation, ...]
     #: Stage and token ids of each text that is kept; only written with output.token_ids.
     token_ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Log-probabilities of each text that is kept; only with output.logprobs.
+    logprobs: tuple[TokenLogprobs, ...] = ()
     #: Stage and characters, drafted and the target's own in turn; only with output.spans.
     spans: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -122,6 +140,8 @@ def output_schema(pipeline: Pipeline, source: pa.Schema) -> pa.Schema:
     ]
     if pipeline.output.token_ids:
         fields.append(pa.field("token_ids", pa.list_(TOKEN_IDS)))
+    if pipeline.output.logprobs:
+        fields.append(pa.field("logprobs", _logprobs_type(pipeline)))
     if pipeline.output.spans:
         fields.append(pa.field("spans", pa.list_(SPANS)))
     return pa.schema(fields)
@@ -147,6 +167,9 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
     if pipeline.output.token_ids:
         ids = [_by_stage("ids", row.token_ids) for row in rows]
         columns["token_ids"] = pa.array(ids, pa.list_(TOKEN_IDS))
+    if pipeline.output.logprobs:
+        items = [[asdict(item) for item in row.logprobs] for row in rows]
+        columns["logprobs"] = pa.array(items, _logprobs_type(pipeline))
     if pipeline.output.spans:
         spans = [_by_stage("characters", row.spans) for row in rows]
         columns["spans"] = pa.array(spans, pa.list_(SPANS))
@@ -178,7 +201,11 @@ def schema_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
                 f"stages.{index}.name: found {stage.name!r}, which is a column of the input; "
                 "choose another name"
             )
-    return lines + _unwritable(source, passed)
+    return lines + _unwritable(make_form(pipeline.output), source, passed)
+
+
+def _logprobs_type(pipeline: Pipeline) -> pa.DataType:
+    return pa.list_(pa.struct([*CHOSEN, *(BEST if pipeline.output.best_tokens else ())]))
 
 
 def _by_stage(name: str, lists: Sequence[tuple[str, tuple[int, ...]]]) -> list[dict[str, object]]:
@@ -201,23 +228,15 @@ def _taken(name: str) -> str:
     return line + (" (or set input.id: id, if it names the rows)" if name == "id" else "")
 
 
-def _unwritable(source: pa.Schema, passed: Sequence[str]) -> list[str]:
-    """Try Parquet on all columns at once, and on each alone only if that fails."""
+def _unwritable(form: Form, source: pa.Schema, passed: Sequence[str]) -> list[str]:
+    """Try all columns at once, and each alone only if that fails."""
     fields = [source.field(name) for name in passed]
-    if _write_problem(fields) is None:
+    if form.problem(pa.schema(fields)) is None:
         return []
-    found = [(field, _write_problem([field])) for field in fields]
+    found = [(field, form.problem(pa.schema([field]))) for field in fields]
     return [
-        f"input.columns: column {field.name!r} of type {field.type} cannot be written to Parquet "
-        f"({problem}); list the columns to pass through without it"
+        f"input.columns: column {field.name!r} of type {field.type} cannot be written to "
+        f"{form.name} ({problem}); list the columns to pass through without it"
         for field, problem in found
         if problem
     ]
-
-
-def _write_problem(fields: Sequence[pa.Field]) -> str | None:
-    try:
-        pq.ParquetWriter(io.BytesIO(), pa.schema(list(fields))).close()
-    except (pa.ArrowException, OSError) as error:
-        return " ".join(str(error).split())
-    return None

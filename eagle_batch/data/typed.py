@@ -7,6 +7,7 @@ A schema whose values have one shape becomes nested Parquet columns. One that le
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,18 @@ def column_values(stage: Stage, texts: Sequence[str | list[str] | None]) -> pa.A
 def _value(text: str | list[str] | None) -> Any:
     if text is None:
         return None
-    return [json.loads(each) for each in text] if isinstance(text, list) else json.loads(text)
+    return [_loads(each) for each in text] if isinstance(text, list) else _loads(text)
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large for a number of 64 bits")
+    return number
 
 
 def value_problem(stage: Stage, text: str) -> str | None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from eagle_batch.data.forms import make_form
 from eagle_batch.data.rows import RowReader
 from eagle_batch.errors import (
     ConfigError,
@@ -100,8 +101,8 @@ def run_job(
     layers = job.pipeline.deduplicate is not None
     store = made_layer(whole, layers=layers)
     run = uuid.uuid4().hex[:12]
-    compression = job.pipeline.output.compression
-    objects = Objects(store, job.plan.fingerprint, compression, job.pipeline.samples)
+    form = make_form(job.pipeline.output)
+    objects = Objects(store, job.plan.fingerprint, form, job.pipeline.samples)
     ledger = Ledger(store, job.identity, objects, run)
     scan = ledger.open(job.about)
     try:

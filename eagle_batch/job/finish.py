@@ -15,19 +15,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eagle_batch.data.schema import ErrorRow, error_table
+from eagle_batch.data.forms import Form, make_form
+from eagle_batch.data.schema import ERROR_SCHEMA, ErrorRow, error_table
 from eagle_batch.errors import LedgerError, Reason
 from eagle_batch.job.job import Job, JobResult, Watcher
 from eagle_batch.job.layers import finished_layer
 from eagle_batch.job.ledger import COMMITS, METRICS, Ledger, latest, next_number, read_records
-from eagle_batch.job.objects import DATA, Objects, carried, data_key, decode
+from eagle_batch.job.objects import DATA, Objects, data_key, find, read_table
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from eagle_batch.pipeline import Deduplicate
 from eagle_batch.stages.duplicates import Duplicates, make_duplicates
 
 #: Columns of a row that do not go into the error table's JSON.
-_NOT_SHOWN = ("generation", "token_ids", "spans", "model", "head")
+_NOT_SHOWN = ("generation", "token_ids", "logprobs", "spans", "model", "head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,45 +51,47 @@ def finish(
     """
     section = job.pipeline.deduplicate
     assert section is not None
-    final = finished_layer(store)
+    final, form = finished_layer(store), make_form(job.pipeline.output)
     known = latest(read_records(final))
     listed = final.list(DATA)
-    if not known or any(data_key(key) not in listed for key in known):
+    if not known or any(data_key(key, form) not in listed for key in known):
         watcher.say(f"taking out duplicates of {section.column}")
         known = _write(job, ledger, final, section, listed)
     return _counted(final, result, tuple(known.values()))
 
 
-def sift(store: Store, tasks: tuple[Task, ...], section: Deduplicate) -> Iterator[Sifted]:
+def sift(
+    store: Store, form: Form, tasks: tuple[Task, ...], section: Deduplicate
+) -> Iterator[Sifted]:
     """Yield every shard of the made layer, parts of closed ones included, without duplicates."""
     duplicates = make_duplicates(section)
     kept: list[tuple[str, int]] = []
     for task in tasks:
-        yield from _sift(store, task, section, duplicates, kept)
+        yield from _sift(store, form, task, section, duplicates, kept)
 
 
 def _sift(
     store: Store,
+    form: Form,
     task: Task,
     section: Deduplicate,
     duplicates: Duplicates,
     kept: list[tuple[str, int]],
 ) -> Iterator[Sifted]:
-    data = store.get(data_key(task.key))
-    if data is None:
-        raise LedgerError(f"{store.name}: {data_key(task.key)} is gone; run the job again")
-    rows, footer = decode(data_key(task.key), data)
-    listed = carried(data, footer)
-    if listed is None:
-        raise LedgerError(f"{data_key(task.key)}: the errors object that it carries was changed")
-    errors, _ = decode(data_key(task.key), listed)
-    rows, errors = (table.replace_schema_metadata(None) for table in (rows, errors))
+    key = data_key(task.key, form)
+    found = find(store, form, key)
+    if found is None:
+        raise LedgerError(f"{store.name}: {key} is gone; run the job again")
+    if found.errors is None:
+        raise LedgerError(f"{key}: the errors object that it carries was changed")
+    errors = read_table(form, key, found.errors, ERROR_SCHEMA)
+    rows, errors = (table.replace_schema_metadata(None) for table in (found.table, errors))
     mask, dropped = _judge(rows, section, duplicates, kept)
-    tokens = footer.tokens - _tokens(rows.filter(pc.invert(mask)))
+    tokens = found.footer.tokens - _tokens(rows.filter(pc.invert(mask)))
     left = pa.concat_tables([errors, error_table(dropped)])
-    yield Sifted(task, rows.filter(mask), left, tokens, footer.parts)
-    for part in footer.parts:
-        yield from _sift(store, part, section, duplicates, kept)
+    yield Sifted(task, rows.filter(mask), left, tokens, found.footer.parts)
+    for part in found.footer.parts:
+        yield from _sift(store, form, part, section, duplicates, kept)
 
 
 def _judge(
@@ -132,12 +135,12 @@ def _tokens(rows: pa.Table) -> int:
 def _write(
     job: Job, ledger: Ledger, final: Store, section: Deduplicate, listed: dict[str, int]
 ) -> dict[str, Commit]:
-    compression, samples = job.pipeline.output.compression, job.pipeline.samples
-    objects = Objects(final, job.plan.fingerprint, compression, samples)
+    form = make_form(job.pipeline.output)
+    objects = Objects(final, job.plan.fingerprint, form, job.pipeline.samples)
     commits: dict[str, Commit] = {}
-    for shard in sift(ledger.store, ledger.identity.tasks, section):
+    for shard in sift(ledger.store, form, ledger.identity.tasks, section):
         ledger.tend()
-        if data_key(shard.task.key) in listed:
+        if objects.data_key(shard.task) in listed:
             commit = objects.settle(shard.task, exclusive=ledger.exclusive)
         else:
             lease = Lease(shard.task, 1, "finish", ledger.exclusive)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from eagle_batch.data.forms import STAMPS
 from eagle_batch.job.ledger import COMMITS
 from eagle_batch.job.objects import DATA, ERRORS
 from eagle_batch.job.store import Store
@@ -31,7 +32,8 @@ def has_layers(pipeline: Mapping[str, Any]) -> bool:
 
 def made_layer(store: Store, *, layers: bool) -> Store:
     """Return the store as the workers see it."""
-    return View(store, {DATA: f"{RAW}/{DATA}", ERRORS: f"{RAW}/{ERRORS}"}) if layers else store
+    places = {DATA: f"{RAW}/{DATA}", ERRORS: f"{RAW}/{ERRORS}", STAMPS: f"{RAW}/stamps"}
+    return View(store, places) if layers else store
 
 
 def finished_layer(store: Store) -> Store:

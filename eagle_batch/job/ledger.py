@@ -8,6 +8,7 @@
     <output>/_job/runs/NNNNNN-<run>.json  command, versions and settings of each run
     <output>/_job/lock/NNNNNN.json        who runs now
     <output>/_job/shares/...              rows that workers make for others, until the run ends
+    <output>/_job/stamps/...              of JSON lines: what a data object cannot say itself
     <output>/_job/damaged/...             unreadable objects that were moved out of the way
 
 An object without a record (a crash between the two) is adopted after it was checked whole. An
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from eagle_batch.data.forms import Form, form_of, make_form
 from eagle_batch.errors import LedgerError
 from eagle_batch.job.lock import Lock
 from eagle_batch.job.objects import (
@@ -31,12 +33,11 @@ from eagle_batch.job.objects import (
     SHARES,
     Objects,
     TornObjectError,
-    data_key,
-    errors_key,
 )
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Task
 from eagle_batch.pipeline.fingerprint import InputIdentity, explain_difference
+from eagle_batch.pipeline.result import Output
 
 JOB = "_job"
 PIPELINE = f"{JOB}/pipeline.json"
@@ -68,6 +69,11 @@ class Identity:
     plan: dict[str, Any] = field(default_factory=dict)
     #: What the target is known by.
     target: str = ""
+
+    @property
+    def form(self) -> Form:
+        """How the tables of the job are written."""
+        return make_form(Output.model_validate(self.resolved["output"]))
 
     @property
     def units(self) -> int:
@@ -263,7 +269,7 @@ class _Scanner:
         )
 
     def _settle(self, task: Task, sizes: dict[str, int], record: Commit | None) -> Commit | None:
-        size = sizes.get(data_key(task.key))
+        size = sizes.get(self.objects.data_key(task))
         if size is None:
             if record is not None:
                 self.missing.append(task.key)
@@ -274,7 +280,7 @@ class _Scanner:
         if size != record.data_bytes:
             self._refuse_change(task, size, record)
             return self._read(task, sizes, self.adopted)
-        if sizes.get(errors_key(task.key)) != record.errors_bytes:
+        if sizes.get(self.objects.errors_key(task)) != record.errors_bytes:
             return self._read(task, sizes, self.restored)
         return record
 
@@ -282,21 +288,21 @@ class _Scanner:
         if not self.exclusive:
             return  # A late attempt may have been the last to put; its object is as good.
         raise LedgerError(
-            f"{self.store.name}: {data_key(task.key)} has {size} bytes, its record says "
+            f"{self.store.name}: {self.objects.data_key(task)} has {size} bytes, its record says "
             f"{record.data_bytes}; it was changed after it was committed; put it back, or delete "
             "it to make it again"
         )
 
     def _forget_errors(self, task: Task, sizes: dict[str, int]) -> None:
         """Remove the errors object of rows that are nowhere: they are made again."""
-        if errors_key(task.key) in sizes:
-            self.store.delete(errors_key(task.key))
+        if self.objects.errors_key(task) in sizes:
+            self.store.delete(self.objects.errors_key(task))
 
     def _read(self, task: Task, sizes: dict[str, int], into: list[str]) -> Commit | None:
         try:
             commit = self.objects.settle(task, exclusive=self.exclusive)
         except TornObjectError:
-            self._move_away(data_key(task.key))
+            self._move_away(task)
             self._forget_errors(task, sizes)
             self.damaged.append(task.key)
             return None
@@ -307,14 +313,16 @@ class _Scanner:
         into.append(task.key)
         return commit
 
-    def _move_away(self, key: str) -> None:
+    def _move_away(self, task: Task) -> None:
+        key = self.objects.data_key(task)
         data = self.store.get(key) or b""
         self.store.put_replace(f"{DAMAGED}/{key.rpartition('/')[2]}", data)
-        self.store.delete(key)
+        self.objects.forget(task)
 
     def _refuse_strangers(self, tasks: Iterable[Task], sizes: dict[str, int]) -> None:
-        ours = {name(task.key) for task in tasks for name in (data_key, errors_key)}
-        strangers = sorted(key for key in sizes if key.endswith(".parquet") and key not in ours)
+        names = (self.objects.data_key, self.objects.errors_key)
+        ours = {name(task) for task in tasks for name in names}
+        strangers = sorted(key for key in sizes if form_of(key) is not None and key not in ours)
         if strangers:
             raise LedgerError(
                 f"{self.store.name}: holds {some(strangers)}, which this job did not write; move "

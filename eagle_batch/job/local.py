@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import fsspec
 import pyarrow as pa
 
+from eagle_batch.data.forms import Form, make_form
 from eagle_batch.data.plan import Plan
+from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import EagleBatchError, StoppedError
 from eagle_batch.job.layers import made_layer
-from eagle_batch.job.objects import data_key, decode, errors_key
+from eagle_batch.job.objects import Found, data_key, find
 from eagle_batch.job.reports import PumpReport
 from eagle_batch.job.spec import EngineFactory, EngineLike, Tokenizer, WorkerSpec
 from eagle_batch.job.store import Store, open_store
@@ -115,10 +117,12 @@ class LocalWorker:
                 pipeline, plan, time.time(), self._device, self._threads, self._engine_of
             )
             worker = Worker(spec, store)
+            form = make_form(pipeline.output)
             speed = _pump(worker, tasks, pipeline.samples)
             made = made_layer(store, layers=pipeline.deduplicate is not None)
-            rows = [_table(made, data_key(task.key)) for task in tasks]
-            errors = [_table(made, errors_key(task.key)) for task in tasks]
+            found = [_found(made, form, task) for task in tasks]
+            rows = [each.table.replace_schema_metadata(None) for each in found]
+            errors = [_errors(form, each) for each in found]
         return Made(
             pa.concat_tables(rows), pa.concat_tables(errors), speed.metrics, speed.rate, speed.full
         )
@@ -201,8 +205,14 @@ def _pump(worker: Worker, tasks: Sequence[Task], samples: int) -> _Speed:
     return speed
 
 
-def _table(store: Store, key: str) -> pa.Table:
-    table: pa.Table = decode(key, store.get(key) or b"")[0]
+def _found(store: Store, form: Form, task: Task) -> Found:
+    found = find(store, form, data_key(task.key, form))
+    assert found is not None, "it was committed"
+    return found
+
+
+def _errors(form: Form, found: Found) -> pa.Table:
+    table = form.read(found.errors or b"", ERROR_SCHEMA)
     return table.replace_schema_metadata(None)
 
 

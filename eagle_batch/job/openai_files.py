@@ -14,9 +14,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from eagle_batch.data.forms import Form
+from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.errors import ConfigError, LedgerError
 from eagle_batch.job.ledger import Identity, read_identity
-from eagle_batch.job.objects import DATA, ERRORS, decode
+from eagle_batch.job.objects import DATA, ERRORS, find, read_table
 from eagle_batch.job.store import Store
 from eagle_batch.pipeline.problems import suggestion
 
@@ -47,9 +49,9 @@ def lines(store: Store, stage: str | None = None) -> Iterator[Line]:
             f"--stage: found {stage!r}; {suggestion(str(stage), names)}expected one of "
             f"{', '.join(names)}"
         )
+    form = identity.form
     for key in sorted(store.list(DATA)):
-        name = key.rpartition("/")[2]
-        rows, lost = _rows(store, key), _rows(store, f"{ERRORS}/{name}")
+        rows, lost = _rows(store, form, key)
         failed = {row["id"]: row for row in reversed(lost)}
         for row_id, group in groupby(rows, key=itemgetter("id")):
             samples = list(group)
@@ -59,12 +61,17 @@ def lines(store: Store, stage: str | None = None) -> Iterator[Line]:
             yield Line(ERROR, json.dumps(_failure(identity, row_id, row)))
 
 
-def _rows(store: Store, key: str) -> list[dict[str, Any]]:
-    data = store.get(key)
-    if data is None:
-        raise LedgerError(f"{store.name}: {key} is gone; `eagle-batch verify` tells more")
-    rows: list[dict[str, Any]] = decode(key, data)[0].to_pylist()
-    return rows
+def _rows(store: Store, form: Form, key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of a shard, and those that are in the error table."""
+    listed = f"{ERRORS}/{key.rpartition('/')[2]}"
+    found, errors = find(store, form, key), store.get(listed)
+    for name, gone in ((key, found is None), (listed, errors is None)):
+        if gone:
+            raise LedgerError(f"{store.name}: {name} is gone; `eagle-batch verify` tells more")
+    assert found is not None
+    assert errors is not None
+    lost = read_table(form, listed, errors, ERROR_SCHEMA)
+    return found.table.to_pylist(), lost.to_pylist()
 
 
 def _answer(identity: Identity, samples: list[dict[str, Any]], stage: str) -> dict[str, Any]:

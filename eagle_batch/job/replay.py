@@ -15,13 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eagle_batch.data.describe import prepare
+from eagle_batch.data.forms import Form, make_form
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.prompts import Prompter
 from eagle_batch.data.rows import RowReader
+from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.errors import DROPS, ConfigError, LedgerError
 from eagle_batch.job.layers import made_layer
 from eagle_batch.job.ledger import Identity, latest, read_identity, read_records
-from eagle_batch.job.objects import DATA, ERRORS, data_key, decode, errors_key
+from eagle_batch.job.objects import DATA, ERRORS, data_key, errors_key, read_table
 from eagle_batch.job.store import LocalStore, Store, open_store
 from eagle_batch.job.tasks import Task
 from eagle_batch.pipeline import Pipeline
@@ -41,7 +43,8 @@ def replay(pipeline: Pipeline) -> Pipeline | None:
     old = made_layer(whole, layers=pipeline.deduplicate is not None)
     new = open_store(pipeline.output.path.rstrip("/") + SUFFIX)
     identity = read_identity(old)
-    failed = {task: _failed_ids(old, task) for task in _with_errors(old, identity)}
+    form = make_form(pipeline.output)
+    failed = {task: _failed_ids(old, form, task) for task in _with_errors(old, form, identity)}
     if not failed:
         return None
     # One that is there was written by an earlier start of this replay, which goes on.
@@ -52,13 +55,13 @@ def replay(pipeline: Pipeline) -> Pipeline | None:
     return _derived(pipeline, new)
 
 
-def _with_errors(store: Store, identity: Identity) -> list[Task]:
+def _with_errors(store: Store, form: Form, identity: Identity) -> list[Task]:
     """Return the tasks of a complete job that have quarantined rows, from its records alone."""
     listed = store.list(DATA)
     records = latest(read_records(store))
     tasks = list(identity.tasks)
     for task in tasks:  # grows by the parts of closed tasks while we go
-        if data_key(task.key) not in listed or task.key not in records:
+        if data_key(task.key, form) not in listed or task.key not in records:
             raise LedgerError(
                 f"{store.name}: not complete ({task.key} is missing); submit the pipeline without "
                 "--only-errors first"
@@ -67,11 +70,12 @@ def _with_errors(store: Store, identity: Identity) -> list[Task]:
     return [task for task in tasks if records[task.key].quarantined]
 
 
-def _failed_ids(store: Store, task: Task) -> frozenset[str]:
-    data = store.get(errors_key(task.key))
+def _failed_ids(store: Store, form: Form, task: Task) -> frozenset[str]:
+    key = errors_key(task.key, form)
+    data = store.get(key)
     if data is None:
-        raise LedgerError(f"{store.name}: {errors_key(task.key)} is gone; `eagle-batch verify` it")
-    rows = decode(errors_key(task.key), data)[0].select(["id", "reason"]).to_pylist()
+        raise LedgerError(f"{store.name}: {key} is gone; `eagle-batch verify` it")
+    rows = read_table(form, key, data, ERROR_SCHEMA).select(["id", "reason"]).to_pylist()
     return frozenset(row["id"] for row in rows if row["reason"] not in DROPS)
 
 
@@ -79,7 +83,7 @@ def _same_input(store: Store, identity: Identity, plan: Plan) -> None:
     if identity.inputs != plan.inputs:
         raise ConfigError(
             f"input.path: the input is not the one of {store.name}; its quarantined rows "
-            f"({ERRORS}/*.parquet, column row) can be submitted as an input of their own"
+            f"({ERRORS}/, column row) can be submitted as an input of their own"
         )
 
 

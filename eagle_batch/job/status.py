@@ -53,11 +53,12 @@ def read_status(output: str, now: float | None = None) -> JobStatus:
     layers = has_layers(identity.resolved)
     commits = latest(read_records(store))
     finished = latest(read_records(finished_layer(store))) if layers else commits
+    form = identity.form
     objects = made_layer(store, layers=layers).list(DATA)
     tasks = list(identity.tasks)
     for commit in commits.values():
         tasks += commit.parts
-    done = sum(data_key(task.key) in objects for task in tasks)
+    done = sum(data_key(task.key, form) in objects for task in tasks)
     _, holder = read_holder(store)
     alive = holder is not None and is_alive(holder, now)
     stored = store.get(METRICS)

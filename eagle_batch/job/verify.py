@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from eagle_batch.data.forms import Form
+from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.errors import DROPS, DataError, LedgerError
 from eagle_batch.job.finish import sift
 from eagle_batch.job.layers import RAW, finished_layer, has_layers, made_layer
@@ -20,10 +22,11 @@ from eagle_batch.job.objects import (
     ERRORS,
     VERSION,
     Footer,
-    carried,
     data_key,
-    decode,
     errors_key,
+    find,
+    footer_of,
+    read_table,
     sha256,
 )
 from eagle_batch.job.row_ids import InputIds, Row, SeenRows, input_ids
@@ -116,20 +119,30 @@ def _sifted_otherwise(store: Store, identity: Identity) -> Iterator[Finding]:
     section = Deduplicate.model_validate(identity.resolved["deduplicate"])
     made = made_layer(store, layers=True)
     try:
-        for shard in sift(made, identity.tasks, section):
-            key = data_key(shard.task.key)
-            stored = store.get(key)
-            if stored is not None and not _same_rows(key, stored, shard.rows):
+        for shard in sift(made, identity.form, identity.tasks, section):
+            key = data_key(shard.task.key, identity.form)
+            if not _same_rows(store, identity.form, key, shard.rows):
                 yield Finding("mismatch", key, "holds other rows than are left without duplicates")
     except LedgerError:
         return  # The layer that was made is not whole, which is a finding already.
 
 
-def _same_rows(key: str, stored: bytes, rows: pa.Table) -> bool:
+def _same_rows(store: Store, form: Form, key: str, rows: pa.Table) -> bool:
     try:
-        return bool(decode(key, stored)[0].replace_schema_metadata(None).equals(rows))
+        found = find(store, form, key)
     except LedgerError:
         return True  # Damaged, which is a finding already.
+    # So is one that is missing.
+    return found is None or bool(_spelled_out(found.table).equals(_spelled_out(rows)))
+
+
+def _spelled_out(table: pa.Table) -> pa.Table:
+    """Return a table with the values of dictionaries, whose order may differ from file to file."""
+    kinds = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(kinds, table.schema.metadata)).replace_schema_metadata(None)
 
 
 @dataclass(slots=True)
@@ -179,15 +192,15 @@ class _Verifier:
             return {}
 
     def _task(self, task: Task, listed: Iterable[str], record: Commit | None) -> tuple[Task, ...]:
-        key = data_key(task.key)
+        key = data_key(task.key, self.identity.form)
         if key not in listed:
             if record is None:
                 self._find("unfinished", key, "not made yet; run the job again to make it")
             else:
                 self._find("missing", key, "was committed and is gone")
             return ()
-        data = self._read(key)
-        errors = self._read(errors_key(task.key))
+        data = self._read_data(key)
+        errors = self._read_errors(errors_key(task.key, self.identity.form), data)
         if data is None or errors is None:
             return ()
         self._compare(task, data, errors)
@@ -195,19 +208,35 @@ class _Verifier:
         self._take_rows(task, data, errors)
         return data.footer.parts
 
-    def _read(self, key: str) -> _Object | None:
-        stored = self.store.get(key)
+    def _read_data(self, key: str) -> _Object | None:
+        try:
+            found = find(self.store, self.identity.form, key)
+        except LedgerError as error:
+            self.objects += 1
+            self._find("damaged", key, str(error).partition(": ")[2])
+            return None
+        if found is None:
+            self._find("missing", key, "there is no such object")
+            return None
+        self.objects += 1
+        size, checksum = len(found.data), sha256(found.data)
+        return _Object(key, found.table, found.footer, size, checksum, found.errors is not None)
+
+    def _read_errors(self, key: str, data: _Object | None) -> _Object | None:
+        """Read an errors object; where its form says nothing, `data` speaks for it."""
+        stored, form = self.store.get(key), self.identity.form
         if stored is None:
             self._find("missing", key, "there is no such object")
             return None
         self.objects += 1
         try:
-            table, footer = decode(key, stored)
+            table = read_table(form, key, stored, ERROR_SCHEMA)
+            said = footer_of(key, table) if form.stamp is None else None
         except LedgerError as error:
             self._find("damaged", key, str(error).partition(": ")[2])
             return None
-        intact = carried(stored, footer) is not None
-        return _Object(key, table, footer, len(stored), sha256(stored), intact)
+        footer = said if data is None or said is not None else data.footer
+        return None if footer is None else _Object(key, table, footer, len(stored), sha256(stored))
 
     def _compare(self, task: Task, data: _Object, errors: _Object) -> None:
         for item in (data, errors):
@@ -303,14 +332,18 @@ class _Verifier:
                 self._find(kind, where, f"{names}: {text}")
 
     def _rows_again(self, key: str) -> Iterator[Row]:
-        item = _Object(key, *decode(key, self.store.get(key) or b""), 0, "")
-        return item.rows()
+        form = self.identity.form
+        if key.startswith(f"{DATA}/"):
+            found = find(self.store, form, key)
+            return iter(()) if found is None else _rows(found.table)
+        return _rows(read_table(form, key, self.store.get(key) or b"", ERROR_SCHEMA))
 
     def _strangers(
         self, tasks: Iterable[Task], listed: Iterable[str], records: dict[str, Commit]
     ) -> None:
         keys = {task.key for task in tasks}
-        ours = {name(key) for key in keys for name in (data_key, errors_key)}
+        form = self.identity.form
+        ours = {name(key, form) for key in keys for name in (data_key, errors_key)}
         for key in sorted(set(listed) - ours):
             self._find("foreign", key, "this job did not write it")
         for key in sorted(set(records) - keys):
@@ -329,8 +362,12 @@ class _Object:
 
     def rows(self) -> Iterator[Row]:
         """Return id and sample of each row."""
-        columns = (self.table.column(name).to_pylist() for name in ("id", "sample"))
-        return zip(*columns, strict=True)
+        return _rows(self.table)
+
+
+def _rows(table: pa.Table) -> Iterator[Row]:
+    columns = (table.column(name).to_pylist() for name in ("id", "sample"))
+    return zip(*columns, strict=True)
 
 
 def _covers(task: Task, parts: tuple[Task, ...]) -> bool:

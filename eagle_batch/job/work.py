@@ -13,14 +13,17 @@ from itertools import groupby
 
 import pyarrow as pa
 
+from eagle_batch.data.forms import make_form
 from eagle_batch.data.rows import Rows
 from eagle_batch.data.schema import (
     ERROR_SCHEMA,
     ErrorRow,
     Generation,
     OutputRow,
+    TokenLogprobs,
     error_table,
     output_table,
+    passthrough_columns,
 )
 from eagle_batch.engine.request import Completion
 from eagle_batch.errors import Reason
@@ -69,6 +72,7 @@ class Flow:
 
         Raises RequestError where the row cannot go on, here and below.
         """
+        self.work.check(self.row)
         self.walk.columns = self.work.rows.values(self.row)
         return self._take(lambda: next(self._steps))
 
@@ -113,6 +117,9 @@ class TaskWork:
         self._graph = graph
         self._stages = [stage.name for stage in pipeline.stages]
         self._samples = pipeline.samples
+        self._form = make_form(pipeline.output)
+        passed = passthrough_columns(pipeline, rows.table.schema)
+        self._passed = rows.table.select(list(passed))
         self._outcomes: list[OutputRow | ErrorRow | Share | None] = [None] * (
             len(rows.ids) * pipeline.samples
         )
@@ -157,6 +164,10 @@ class TaskWork:
         """Whether every flow ended, as a row or in quarantine."""
         return self._left == 0
 
+    def check(self, row: int) -> None:
+        """Raise RequestError where a row cannot be written as the output wants it."""
+        self._form.check_row(self._passed.slice(row, 1))
+
     def next_flow(self) -> Flow | None:
         """Return a flow that was not begun yet, in order; None when all were."""
         assert self._graph is not None
@@ -183,6 +194,7 @@ class TaskWork:
             token_ids=tuple((r.call.name, r.completion.token_ids) for r in kept)
             if keep_ids
             else (),
+            logprobs=tuple(map(_logprobs, kept)) if self._pipeline.output.logprobs else (),
             spans=() if spans is None else tuple(spans(r) for r in kept),
         )
         self._settle(flow, row)
@@ -293,6 +305,17 @@ def _generation(record: Record) -> Generation:
         attempt=call.attempt,
         kept=record.kept,
         score=record.score,
+    )
+
+
+def _logprobs(record: Record) -> TokenLogprobs:
+    done = record.completion
+    best = done.top_logprobs or ()
+    return TokenLogprobs(
+        stage=record.call.name,
+        chosen=done.logprobs or (),
+        best_ids=tuple(tuple(token for token, _ in place) for place in best),
+        best=tuple(tuple(value for _, value in place) for place in best),
     )
 
 

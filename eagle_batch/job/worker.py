@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from eagle_batch.data.forms import make_form
 from eagle_batch.data.identity import check_target
 from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
@@ -60,7 +61,7 @@ class Worker:
                 store or open_store(pipeline.output.path), layers=pipeline.deduplicate is not None
             ),
             plan.fingerprint,
-            pipeline.output.compression,
+            make_form(pipeline.output),
             pipeline.samples,
         )
         self._work: list[TaskWork] = []

@@ -23,6 +23,7 @@ _FREE_KEYS = frozenset(
         ("workers",),
         ("output", "path"),
         ("output", "compression"),
+        ("output", "row_group_rows"),
         ("limits",),
         # The files' identities stand for them.
         ("decontaminate", "against"),
@@ -80,8 +81,9 @@ def explain_difference(
 
     `targets` are the identities of the target before and now.
     """
-    old = dict(_leaves(_without_free_keys(old_resolved, _free_keys(old_resolved))))
-    new = dict(_leaves(_without_free_keys(new_resolved, _free_keys(new_resolved))))
+    free = _free_keys(old_resolved) & _free_keys(new_resolved)
+    old = dict(_leaves(_without_free_keys(old_resolved, free)))
+    new = dict(_leaves(_without_free_keys(new_resolved, free)))
     if all(target.startswith(CONTENT) for target in targets):
         old.pop("target.model", None), new.pop("target.model", None)
     lines = [
@@ -96,9 +98,14 @@ def explain_difference(
 
 
 def _free_keys(settings: dict[str, Any]) -> frozenset[tuple[str, ...]]:
-    """Return the free keys of a pipeline: the text of other engines than ours knows the draft."""
+    """Return the free keys of a pipeline.
+
+    The text of other engines than ours knows the draft; names of JSON lines end by the compression.
+    """
     own = (settings.get("engine") or {}).get("kind", "own") == "own"
-    return _FREE_KEYS if own else _FREE_KEYS - {("speculation",)}
+    lines = (settings.get("output") or {}).get("format") == "jsonl"
+    bound = set() if own else {("speculation",)}
+    return _FREE_KEYS - bound - ({("output", "compression")} if lines else set())
 
 
 def _without_free_keys(

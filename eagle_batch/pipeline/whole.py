@@ -28,7 +28,7 @@ from eagle_batch.pipeline.vllm import own_rules, vllm_rules
 from eagle_batch.pipeline.whole_set import Decontaminate, Deduplicate
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
-OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
+OUTPUT_COLUMNS = ("id", "sample", "generation", "model", "head", "token_ids", "logprobs", "spans")
 
 #: The name under which a template sees its whole row, for columns that are no identifiers.
 ROW_VARIABLE = "row"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import yaml
 
+from eagle_batch.data.forms import Form, JsonLines, make_form
+from eagle_batch.data.plain import json_type
+from eagle_batch.data.schema import ERROR_SCHEMA
+from eagle_batch.pipeline.result import Output
 from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_table
 
 CARD = "README.md"
@@ -22,9 +28,13 @@ OURS = {
     "model": "the target that wrote the row",
     "head": "the EAGLE head that drafted; null without",
     "token_ids": "for each stage: the generated token ids",
+    "logprobs": "for each stage: log-probabilities of the generated tokens, and of the best ones "
+    "at each place where they were asked for",
     "spans": "for each stage: how many characters were drafted, and then the target's own, in turn",
 }
 
+#: Arrow's name of a type -> that of `datasets`, where it is another one.
+_DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}
 
 #: Rows below which a data set is of that size, in the hub's words.
 SIZES = (
@@ -43,29 +53,63 @@ def render_card(store: Objects) -> str:
     """Return the card; raises LedgerError where there is no job, StoreError where it is gone."""
     facts = read_facts(store)
     schema = read_table(store, facts.data_keys[0]).schema if facts.data_keys else pa.schema([])
-    parts = (_front_matter(facts), _head(facts), _columns(facts, schema), LOADING, _making(facts))
+    form = make_form(Output.model_validate(facts.pipeline["output"]))
+    loading = LOADING[form.name].replace("ENDING", form.ending)
+    parts = (
+        _front_matter(facts, form, schema),
+        _head(facts, form),
+        _columns(facts, schema),
+        loading,
+        _making(facts),
+    )
     return "\n".join(parts)
 
 
-def _front_matter(facts: OutputFacts) -> str:
+def _front_matter(facts: OutputFacts, form: Form, schema: pa.Schema) -> str:
     size = next((label for most, label in SIZES if facts.rows < most), SIZES[-1][1])
-    data_files = [{"split": "train", "path": "data/*.parquet"}]
+    folders = {"default": "data"} | ({"errors": "errors"} if facts.quarantined else {})
     values = {
-        "configs": [{"config_name": "default", "data_files": data_files}],
+        "configs": [
+            {
+                "config_name": name,
+                "data_files": [{"split": "train", "path": f"{folder}/*{form.ending}"}],
+            }
+            for name, folder in folders.items()
+        ],
         "pretty_name": facts.pipeline["name"],
         "size_categories": [size],
         "tags": ["synthetic", "eagle-batch"],
         "task_categories": ["text-generation"],
     }
+    if isinstance(form, JsonLines):
+        schemas = {"default": schema, "errors": ERROR_SCHEMA}
+        values["dataset_info"] = [
+            {"config_name": name, "features": [_feature(field) for field in schemas[name]]}
+            for name in folders
+        ]
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
 
 
-def _head(facts: OutputFacts) -> str:
+def _feature(field: pa.Field) -> dict[str, Any]:
+    """Return a column of JSON lines as `datasets` writes it: a file alone may hold nulls only."""
+    return {"name": field.name, **_feature_type(json_type(field.type))}
+
+
+def _feature_type(kind: pa.DataType) -> dict[str, Any]:
+    if pa.types.is_struct(kind):
+        return {"struct": [_feature(field) for field in kind]}
+    if pa.types.is_list(kind):
+        inner = _feature_type(kind.value_type)
+        return {"list": next(iter(inner.values())) if {"dtype", "struct"} & set(inner) else inner}
+    return {"dtype": _DTYPES.get(str(kind), str(kind))}
+
+
+def _head(facts: OutputFacts, form: Form) -> str:
     state = "" if facts.complete else " **The job is not complete; more rows will follow.**"
     return (
         f"# {facts.pipeline['name']}\n\n"
-        f"{facts.rows:,} rows of synthetic text in {len(facts.data_keys):,} Parquet files, made by "
-        f"`{_shown(facts.pipeline['target']['model'])}` with eagle-batch.{state}\n"
+        f"{facts.rows:,} rows of synthetic text in {len(facts.data_keys):,} {form.name} files, "
+        f"made by `{_shown(facts.pipeline['target']['model'])}` with eagle-batch.{state}\n"
     )
 
 
@@ -88,7 +132,8 @@ def _cell(text: str) -> str:
 
 
 #: Run in the folder of the card, which may have been moved since.
-LOADING = """## Loading
+LOADING = {
+    "Parquet": """## Loading
 
 ```python
 import datasets
@@ -109,7 +154,45 @@ rows = duckdb.sql("select * from 'data/*.parquet'")
 import polars
 rows = polars.read_parquet("data/*.parquet")
 ```
-"""
+""",
+    "Arrow": """## Loading
+
+```python
+import datasets
+rows = datasets.load_dataset("arrow", data_files="data/*.arrow", split="train")
+```
+
+```python
+import glob, pandas
+rows = pandas.concat(map(pandas.read_feather, sorted(glob.glob("data/*.arrow"))))
+```
+
+```python
+import polars
+rows = polars.scan_ipc("data/*.arrow").collect()
+```
+""",
+    "JSONL": """## Loading
+
+```python
+import datasets, os
+rows = datasets.load_dataset(os.getcwd(), split="train")
+```
+
+```python
+import glob, pandas
+files = sorted(glob.glob("data/*ENDING"))
+rows = pandas.concat(pandas.read_json(file, lines=True) for file in files)
+```
+
+```python
+import duckdb
+rows = duckdb.sql("select * from read_json('data/*ENDING')")
+```
+
+Decimals and times are text, bytes are base64: `eagle_batch.read` gives back each column's own type.
+""",
+}
 
 
 def _making(facts: OutputFacts) -> str:

@@ -141,8 +141,7 @@ def _failures(failures: Failures) -> Iterator[Card]:
     ordered = failures.counts.most_common()
     yield Card(
         "Quarantined rows by reason",
-        _some(failures.read, failures.objects)
-        + "They are in errors/*.parquet, each with its input row.",
+        _some(failures.read, failures.objects) + "They are in errors/, each with its input row.",
         svg(plots.bars("reasons", [(r, float(n)) for r, n in ordered], ",.0f", bad=True)),
         ", ".join(f"{reason} {count:,}" for reason, count in ordered),
     )

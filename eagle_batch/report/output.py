@@ -1,4 +1,4 @@
-"""What an output says of its job: the records in `_job/` and the Parquet objects, as plain values.
+"""What an output says of its job: the records in `_job/` and the objects, as plain values.
 
 Everything is read through a store, so a folder and a bucket are the same. Nothing is written here.
 """
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from eagle_batch.data.forms import BROKEN, Form, form_of, stamp_key
+from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.errors import LedgerError
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ COMMITS = "_job/commits"
 #: Records of the objects that are left when duplicates are taken out.
 FINISHED = "_job/finished"
 RUNS = "_job/runs"
+ERRORS = "errors"
 
 
 class Objects(Protocol):
@@ -92,7 +94,7 @@ def read_facts(store: Objects) -> OutputFacts:
             f"{store.name}: no {PIPELINE}; expected the output folder of `eagle-batch submit`"
         )
     commits = _commits(store, FINISHED) or _commits(store, COMMITS)
-    errors = sorted(key for key in store.list("errors") if key.endswith(".parquet"))
+    errors = sorted(key for key in store.list(ERRORS) if form_of(key) is not None)
     timeline = _json(store, TIMELINE)
     return OutputFacts(
         output=store.name,
@@ -112,20 +114,31 @@ def read_facts(store: Objects) -> OutputFacts:
 
 def data_keys(store: Objects) -> tuple[str, ...]:
     """Return the keys of the data objects in the order of the input."""
-    return tuple(sorted(key for key in store.list("data") if key.endswith(".parquet")))
+    return tuple(sorted(key for key in store.list("data") if form_of(key) is not None))
 
 
 def read_table(store: Objects, key: str) -> pa.Table:
-    """Return the rows of one object; raises LedgerError where it is no whole Parquet file."""
-    data = store.get(key)
+    """Return the rows of one object; raises LedgerError where it is not whole."""
+    data, form = store.get(key), form_of(key)
+    assert form is not None
+    if data is None:
+        raise LedgerError(f"{store.name}: {key} is gone; `eagle-batch verify` tells more")
     try:
-        if data is None:
-            raise LedgerError(f"{store.name}: {key} is gone; `eagle-batch verify` tells more")
-        return pq.read_table(pa.BufferReader(data), partitioning=None)
-    except pa.ArrowException as error:
+        return form.read(data, _schema(store, form, key, data))
+    except BROKEN as error:
         raise LedgerError(
-            f"{store.name}: {key} is not a whole Parquet file; `eagle-batch verify` tells more"
+            f"{store.name}: {key} is not a whole {form.name} file; `eagle-batch verify` tells more"
         ) from error
+
+
+def _schema(store: Objects, form: Form, key: str, data: bytes) -> pa.Schema | None:
+    """Return the columns of an object that does not know them."""
+    if form.stamp is None:
+        return None
+    if key.startswith(f"{ERRORS}/"):
+        return ERROR_SCHEMA
+    stamp = store.get(stamp_key(key, data))
+    return None if stamp is None else form.stamp.read(stamp).schema.remove_metadata()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +201,6 @@ def _commits(store: Objects, folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _may_hold_errors(key: str, commits: dict[str, dict[str, Any]]) -> bool:
-    name = key.rpartition("/")[2].removesuffix(".parquet")
+    form = form_of(key)
+    name = key.rpartition("/")[2].removesuffix(form.ending if form else "")
     return name not in commits or commits[name]["errors"] > 0

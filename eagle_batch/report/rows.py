@@ -21,7 +21,7 @@ from eagle_batch.report.spans import coloured, legend, share_drafted, stage_span
 from eagle_batch.report.where import filter_rows, parse_where
 
 #: Columns that are not shown with the input's.
-HIDDEN = ("id", "sample", "generation", "model", "head", "token_ids", "spans")
+HIDDEN = ("id", "sample", "generation", "model", "head", "token_ids", "logprobs", "spans")
 
 
 @dataclass(frozen=True, slots=True)

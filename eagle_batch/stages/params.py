@@ -16,17 +16,20 @@ from eagle_batch.pipeline.structured import Structured
 
 
 def to_params(
-    sampling: Sampling, structured: Structured | None = None, *, logprobs: bool = False
+    sampling: Sampling, structured: Structured | None = None, *, logprobs: int | None = None
 ) -> SamplingParams:
-    """Return the engine's form of what the file says, whatever a row says."""
+    """Return the engine's form of what the file says, whatever a row says.
+
+    `logprobs` is how many best tokens are reported beside each chosen one; None reports nothing.
+    """
     values = sampling.fixed()
     values["logit_bias"] = tuple(sampling.logit_bias.items())
     request = None if structured is None else structured.request
-    return SamplingParams(**values, structured=request, logprobs=0 if logprobs else None)
+    return SamplingParams(**values, structured=request, logprobs=logprobs)
 
 
 def row_params(
-    template: StageTemplate, values: Mapping[str, object], *, logprobs: bool = False
+    template: StageTemplate, values: Mapping[str, object], *, logprobs: int | None = None
 ) -> SamplingParams:
     """Return how one row's text is sampled.
 

@@ -104,7 +104,9 @@ class Walk:
     ) -> Generator[tuple[Call, ...], tuple[Completion, ...], None]:
         """Make the candidates of one stage, try those again that fail, and keep what is best."""
         stage = step.stage
-        params = row_params(step.template, seen, logprobs=stage.keep == "best")
+        wanted = self.graph.pipeline.output.best_tokens
+        best = wanted if wanted is not None or stage.keep != "best" else 0
+        params = row_params(step.template, seen, logprobs=best)
         first = self._call(step, stage.name, seen, params)
         waiting = list(range(stage.samples))
         passed: list[Candidate] = []

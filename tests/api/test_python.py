@@ -107,6 +107,20 @@ def test_generation_by_batches_needs_ids_and_takes_every_row(tmp_path: Path) -> 
 
 
 @pytest.mark.exhaustive
+def test_shards_that_ray_cannot_read_keep_their_types_in_a_ray_data_set(tmp_path: Path) -> None:
+    output = {"format": "jsonl", "compression": "none"}
+    run_in_process(load_job(write_job(tmp_path, TOPICS[:5], output=output)))
+    code = (
+        "import eagle_batch\n"
+        "output = eagle_batch.read('out')\n"
+        "rows = sorted(output.to_ray().take_all(), key=lambda row: (row['id'], row['sample']))\n"
+        "assert [row['one'] for row in rows] == output.to_arrow()['one'].to_pylist()\n"
+        "print(output.to_ray().schema().base_schema.field('sample').type)\n"
+    )
+    assert run_program(tmp_path, code).split()[-1] == "int32"
+
+
+@pytest.mark.exhaustive
 def test_the_page_s_code_does_what_it_says(tmp_path: Path, demo_target: Path) -> None:
     """In two programs, as the page says: a job of its own, and a program that has a Ray."""
     rows = [{"id": f"t{n}", "topic": topic} for n, topic in enumerate(["rain", "wind", "snow"])]

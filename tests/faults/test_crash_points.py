@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_batch.data.forms import Parquet
 from eagle_batch.job.job import Job
 from eagle_batch.job.ledger import latest, read_records
 from eagle_batch.job.objects import Objects
@@ -204,7 +205,7 @@ def test_a_late_parent_of_a_split_shard_loses_to_its_closed_key(tmp_path: Path) 
     zombie.pump((Lease(parent, 1, "gone"),), 0.0)
     from eagle_batch.job.work import no_rows
 
-    writer = Objects(open_store(str(tmp_path / "out"), QUICK), job.plan.fingerprint, "zstd", 2)
+    writer = Objects(open_store(str(tmp_path / "out"), QUICK), job.plan.fingerprint, Parquet(), 2)
     tables = no_rows(job.pipeline, job.plan.schema)
     closed = writer.put(Lease(parent, 2, "run"), *tables, parts=parent.split(8))
     [(_, commit)] = zombie.pump((), 60.0).committed

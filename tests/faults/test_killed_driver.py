@@ -12,9 +12,12 @@ import random
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eagle_batch import read
+from eagle_batch.job.store import LocalStore
 from eagle_batch.job.verify import verify
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import (
@@ -25,6 +28,7 @@ from tests.job.fake_job import (
     run_in_process,
     write_job,
 )
+from tests.job.support import QUICK
 
 #: Rows, of which each is a shard, for fifty deaths; and those that are quarantined.
 ROWS = 400
@@ -75,9 +79,9 @@ def kill_again_and_again(pipeline: Path, times: int, chance: random.Random) -> l
     return counts
 
 
-def wait_for(data: Path, shards: int) -> None:
+def wait_for(data: Path, shards: int, form: str = "parquet") -> None:
     end = time.monotonic() + PATIENCE_S
-    while len(list(data.glob("*.parquet"))) < shards:
+    while len(list(data.glob(f"part-*.{form}"))) < shards:
         assert time.monotonic() < end
         time.sleep(0.002)
 
@@ -106,6 +110,56 @@ def without_attempts(output: str | Path) -> list[dict[str, object]]:
 
 def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_no_row(tmp_path: Path) -> None:
     check(tmp_path, 4, 40)
+
+
+class Slow(LocalStore):
+    """After so many objects of the last layer it takes its time, so that a death comes there."""
+
+    def __init__(self, root: str, left: int) -> None:
+        super().__init__(root, QUICK, lambda s: None)
+        self.left = left
+
+    def _create(self, key: str, data: bytes) -> None:
+        super()._create(key, data)
+        self.left -= key.startswith("data/")
+        if self.left == 0:
+            time.sleep(PATIENCE_S)
+
+
+def live_to_the_last_pass(pipeline: Path, shards: int) -> None:
+    run_in_process(load_job(pipeline), store=Slow(str(pipeline.parent / "out"), shards))
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_driver_that_is_killed_while_it_takes_out_duplicates_loses_and_doubles_no_row(
+    tmp_path: Path, form: str
+) -> None:
+    """Each life gets three shards further; the last one ends undisturbed."""
+    output = {"rows_per_shard": 2, "format": form, "compression": "none"}
+    fields: dict[str, Any] = {"deduplicate": {"column": "topic"}, "output": output, "samples": 1}
+    topics = [f"topic {n % 9}" for n in range(24)]
+    pipeline = write_job(tmp_path, topics, **fields)
+    data = tmp_path / "out" / "data"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    kept: dict[Path, bytes] = {}
+    for shards in (3, 6, 9):
+        process = context.Process(target=live_to_the_last_pass, args=(pipeline, 3))
+        process.start()
+        wait_for(data, shards, form)
+        process.kill()
+        process.join()
+        assert process.exitcode == -9
+        now = {path: path.read_bytes() for path in data.glob(f"part-*.{form}")}
+        assert kept.items() <= now.items()
+        assert len(now) == shards, "of 12"
+        kept = now
+    run_in_process(load_job(pipeline))
+    rows = read(str(tmp_path / "out")).to_arrow()["id"].to_pylist()
+    assert rows == [f"row{n}" for n in range(9)]
+    report = verify(str(tmp_path / "out"))
+    assert report.ok, report.findings
+    assert report.dropped == 15
 
 
 @pytest.mark.exhaustive

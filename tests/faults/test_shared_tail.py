@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from eagle_batch.data.forms import Parquet
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job, JobResult
 from eagle_batch.job.objects import SHARES, Objects, share_key
@@ -301,8 +302,8 @@ def remove(store: Store, share: Share, job: Job) -> None:
 
 def forge(store: Store, share: Share, job: Job) -> None:
     """The rows of another job at the same place."""
-    writer = Objects(store, "0" * 64, "zstd", 2)
-    rows, errors = Objects(store, job.plan.fingerprint, "zstd", 2).read_share(share)
+    writer = Objects(store, "0" * 64, Parquet(), 2)
+    rows, errors = Objects(store, job.plan.fingerprint, Parquet(), 2).read_share(share)
     lease = Lease(Task("part-00000+2", 0, share.start, share.stop), 2, "run", of="part-00000")
     rows, errors = (table.replace_schema_metadata(None) for table in (rows, errors))
     writer.put_share(lease, rows, errors, share.tokens, share.spent)

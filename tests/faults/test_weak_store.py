@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import eagle_batch.job.job
+from eagle_batch.data.forms import Parquet
 from eagle_batch.job.driver import run_job
-from eagle_batch.job.objects import carried, decode
+from eagle_batch.job.objects import find
 from eagle_batch.job.reports import PoolEvent, Pumped
 from eagle_batch.job.store import Retry, open_store
 from eagle_batch.job.tasks import Lease, Task
@@ -110,9 +111,9 @@ def test_a_lost_worker_that_puts_late_leaves_rows_and_errors_of_one_attempt(
         return Haunted(job.pipeline, job, started, store=store, sabotage=fall_silent)
 
     run_job(job, make_pool, Watch())
-    data = store.get(key) or b""
-    footer = decode(key, data)[1]
-    assert footer.attempt == "gone-1", "the late put came last"
-    assert store.get("errors/part-00000.parquet") == carried(data, footer)
+    lies = find(store, Parquet(), key)
+    assert lies is not None
+    assert lies.footer.attempt == "gone-1", "the late put came last"
+    assert store.get("errors/part-00000.parquet") == lies.errors
     report = verify(store)
     assert report.ok, report.findings

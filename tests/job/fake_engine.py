@@ -140,6 +140,7 @@ def _complete(request: Request) -> Completion:
         token_ids=tuple(range(tokens)),
         text=text,
         logprobs=None if request.params.logprobs is None else fake_logprobs(text),
+        top_logprobs=_best(request.params.logprobs, tokens) if request.params.logprobs else None,
         finish_reason="overflow" if OVERFLOW in prompt.decode() else "length",
         prompt_tokens=len(prompt),
         target_passes=2,
@@ -148,6 +149,11 @@ def _complete(request: Request) -> Completion:
         # One token of the prefill; then the rest, of which the last is the target's own.
         accepted_by_pass=(0, max(0, tokens - 2)) if tokens > 1 else (0,),
     )
+
+
+def _best(count: int, tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """As many best tokens at each place: ids from 0 on, each half as likely as the one before."""
+    return tuple(tuple((n, -float(n)) for n in range(count)) for _ in range(tokens))
 
 
 def build_fake(spec: EngineSpec) -> FakeEngine:

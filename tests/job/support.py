@@ -21,10 +21,11 @@ FINGERPRINT = "f" * 64
 
 
 def identity(shards: int = 3, rows: int = 4, samples: int = 1, **changes: object) -> Identity:
-    """A job of so many shards."""
+    """A job of so many shards; `output` is its section."""
+    output = {"path": "out"} | changes.pop("output", {})  # type: ignore[operator]
     job = Identity(
         fingerprint=FINGERPRINT,
-        resolved={"name": "t", "seed": 0, "target": {"model": "m"}},
+        resolved={"name": "t", "seed": 0, "target": {"model": "m"}, "output": output},
         inputs=(InputIdentity("in.parquet", 1, shards * rows, "tag"),),
         tasks=tuple(Task(f"part-{n:05d}", n, 0, rows) for n in range(shards)),
         samples=samples,
@@ -34,7 +35,7 @@ def identity(shards: int = 3, rows: int = 4, samples: int = 1, **changes: object
 
 def objects(store: Store, job: Identity) -> Objects:
     """The writer of that job's objects."""
-    return Objects(store, job.fingerprint, "zstd", job.samples)
+    return Objects(store, job.fingerprint, job.form, job.samples)
 
 
 def ledger(store: Store, job: Identity, run: str = "run1", now: float = 1000.0) -> Ledger:

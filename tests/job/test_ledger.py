@@ -192,7 +192,7 @@ def test_data_without_a_job_is_refused_and_left_alone(store: Store) -> None:
 
 def test_a_changed_pipeline_is_refused_and_the_changed_keys_are_named(store: Store) -> None:
     put_all(store, JOB)
-    changed = {"name": "t", "seed": 1, "target": {"model": "m"}}
+    changed = {**JOB.resolved, "seed": 1}
     with pytest.raises(LedgerError, match="seed: was 0, is now 1"):
         scan(store, fingerprint="0" * 64, resolved=changed)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from eagle_batch.data.forms import Parquet
 from eagle_batch.errors import LedgerError
 from eagle_batch.job.objects import Objects, TornObjectError, sha256
 from eagle_batch.job.store import Store, open_store
@@ -129,7 +130,7 @@ def test_an_object_that_does_not_fit_is_refused_with_the_reason(
 ) -> None:
     put(store, identity(), TASK)
     with pytest.raises(LedgerError, match=text):
-        Objects(store, fingerprint, "zstd", 1).settle(task)
+        Objects(store, fingerprint, Parquet(), 1).settle(task)
 
 
 def test_an_object_under_another_key_is_refused(store: Store) -> None:
@@ -142,5 +143,5 @@ def test_an_object_under_another_key_is_refused(store: Store) -> None:
 
 
 def test_compression_none_is_understood(store: Store) -> None:
-    plain = Objects(store, "f" * 64, "none", 1)
+    plain = Objects(store, "f" * 64, Parquet("none"), 1)
     assert plain.put(Lease(TASK, 1, "r"), rows(TASK), errors(TASK)).rows == 4

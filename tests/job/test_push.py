@@ -47,6 +47,20 @@ def test_rows_are_pushed_before_the_card_and_nothing_else(
     assert push(str(output), "hf://datasets/me/synth").objects == 9  # again: nothing is in the way
 
 
+def test_json_lines_are_pushed_without_what_only_a_resume_needs(tmp_path: Path, hub: Hub) -> None:
+    output = {"format": "jsonl", "compression": "gzip"}
+    path = write_job(tmp_path, TOPICS, limits={"max_error_rate": 0.9}, output=output)
+    run_in_process(load_job(path))
+    write_reports(open_store(str(tmp_path / "out")))
+    push(str(tmp_path / "out"), "hf://datasets/me/lines")
+    pushed = hub.repos["me/lines"]
+    assert sorted(pushed) == sorted(
+        [f"{folder}/part-0000{n}.jsonl.gz" for folder in ("data", "errors") for n in range(3)]
+        + ["README.md", "_job/pipeline.json", "report.html"]
+    )
+    assert b"errors/*.jsonl.gz" in pushed["README.md"]
+
+
 def test_an_output_that_is_not_whole_is_not_pushed(output: Path, hub: Hub) -> None:
     (output / "data" / "part-00001.parquet").unlink()
     with pytest.raises(LedgerError, match=r"not whole, hence not pushed.*part-00001\.parquet"):

@@ -15,14 +15,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from eagle_batch.job.objects import carried, data_key, decode, errors_key
+from eagle_batch.job.ledger import Identity
+from eagle_batch.job.objects import find
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import Commit, Lease, Task
+from tests.job.support import ERRORS as SCHEMA
 from tests.job.support import QUICK, errors, identity, objects, rows
 
 TASK = Task("part-00000", 0, 0, 4)
-DATA, ERRORS = data_key(TASK.key), errors_key(TASK.key)
-JOB = identity()
+#: One form whose data object carries the errors object, and one that has a stamp for that.
+JOBS = {
+    form: identity(output={"format": form, "compression": "none"}) for form in ("parquet", "jsonl")
+}
 
 
 class Death(BaseException):
@@ -77,6 +81,7 @@ class Attempt:
     number: int
     #: Rows that it quarantines; None for the driver, which closes the shard to split it.
     bad: tuple[int, ...] | None
+    job: Identity
     commit: Commit | None = None
     failed: BaseException | None = None
     over: bool = False
@@ -119,7 +124,7 @@ class Attempt:
         self._paused.release()
 
     def _put(self, store: Store, lease: Lease) -> Commit:
-        writer = objects(store, JOB)
+        writer = objects(store, self.job)
         if self.bad is None:
             none = rows(TASK).slice(0, 0)
             return writer.put(lease, none, errors(TASK), parts=TASK.split(2))
@@ -159,7 +164,12 @@ def every_order() -> Iterator[Order]:
 
 
 def run(
-    order: Order, shelf: Shelf, attempts: list[Attempt], deaths: int, known: set[Hashable]
+    order: Order,
+    shelf: Shelf,
+    form: str,
+    attempts: list[Attempt],
+    deaths: int,
+    known: set[Hashable],
 ) -> bool:
     """Follow an order to its end; False where it leads to a state that was looked into before."""
     for attempt in attempts:
@@ -169,7 +179,7 @@ def run(
         dying = choice >= len(living)
         deaths -= dying
         living[choice % len(living)].go_on(dying=dying)
-        look(shelf)
+        look(shelf, form)
         state = (
             tuple(sorted(shelf.objects.items())),
             tuple((tuple(a.seen), a.over) for a in attempts),
@@ -185,32 +195,41 @@ def run(
     return True
 
 
-def look(shelf: Shelf) -> None:
+def look(shelf: Shelf, form: str) -> None:
     """What a reader finds at any moment."""
-    data, listed = shelf.objects.get(DATA), shelf.objects.get(ERRORS)
-    if data is None:
+    listed = shelf.objects.get(f"errors/{TASK.key}.{form}")
+    if f"data/{TASK.key}.{form}" not in shelf.objects:
         assert listed is None, "quarantined rows of a shard that is not there"
         return
-    own = errors_in(data)
+    own = errors_in(shelf, form)
     if shelf.is_exclusive():
         assert listed in (None, own), "data and errors are of two attempts"
 
 
+def errors_in(shelf: Shelf, form: str) -> bytes:
+    """The errors object that the data object carries; together they hold every row once."""
+    lies = {key: data for key, data in shelf.objects.items() if not key.startswith("errors/")}
+    return _errors_in(tuple(sorted(lies.items())), form)
+
+
 @functools.cache
-def errors_in(data: bytes) -> bytes:
-    """The errors object that a data object carries; together they hold every row once."""
-    table, footer = decode(DATA, data)
-    own = carried(data, footer)
-    assert own is not None
-    ids = table["id"].to_pylist() + decode(ERRORS, own)[0]["id"].to_pylist()
-    assert sorted(ids) == ([] if footer.parts else [f"0:{n}" for n in range(4)])
-    return own
+def _errors_in(lies: tuple[tuple[str, bytes], ...], form: str) -> bytes:
+    shelf = Shelf(exclusive=True)
+    shelf.objects = dict(lies)
+    written = JOBS[form].form
+    found = find(shelf, written, f"data/{TASK.key}.{form}")
+    assert found is not None
+    assert found.errors is not None
+    listed = written.read(found.errors, SCHEMA)
+    ids = found.table["id"].to_pylist() + listed["id"].to_pylist()
+    assert sorted(ids) == ([] if found.footer.parts else [f"0:{n}" for n in range(4)])
+    return found.errors
 
 
-def settled(shelf: Shelf) -> Commit:
+def settled(shelf: Shelf, form: str) -> Commit:
     """What a resume makes of it, whose first look is at the data object."""
-    found = objects(shelf, JOB).settle(TASK, exclusive=shelf.is_exclusive())
-    assert shelf.objects[ERRORS] == errors_in(shelf.objects[DATA])
+    found = objects(shelf, JOBS[form]).settle(TASK, exclusive=shelf.is_exclusive())
+    assert shelf.objects[f"errors/{TASK.key}.{form}"] == errors_in(shelf, form)
     return found
 
 
@@ -219,43 +238,54 @@ Cast = tuple[tuple[int, ...] | None, ...]
 TWO: Cast = ((1,), (3,))
 SPLIT: Cast = ((1,), None)
 THREE: Cast = ((), (3,), None)
+#: The same rows by two attempts, of which each says who it is; and no rows, for two reasons.
+SAME: Cast = ((1,), (1,))
+NO_ROWS: Cast = ((0, 1, 2, 3), None)
 
 
-def play(cast: Cast, *, exclusive: bool, deaths: int) -> int:
+def play(cast: Cast, form: str, *, exclusive: bool, deaths: int) -> int:
     """Play every order; returns how many states there are."""
     known: set[Hashable] = set()
     for order in every_order():
         shelf = Shelf(exclusive=exclusive)
-        attempts = [Attempt(number, bad) for number, bad in enumerate(cast, 1)]
-        if not run(order, shelf, attempts, deaths, known):
+        attempts = [Attempt(number, bad, JOBS[form]) for number, bad in enumerate(cast, 1)]
+        if not run(order, shelf, form, attempts, deaths, known):
             continue
         commits = [attempt.commit for attempt in attempts if attempt.commit is not None]
-        if DATA not in shelf.objects:
+        if f"data/{TASK.key}.{form}" not in shelf.objects:
             assert commits == []
             continue
         if len(commits) == len(attempts):
-            own = errors_in(shelf.objects[DATA])
-            assert shelf.objects[ERRORS] == own, "all came to their end, and nothing is to mend"
-        found = settled(shelf)
+            own, listed = errors_in(shelf, form), shelf.objects[f"errors/{TASK.key}.{form}"]
+            assert listed == own, "all came to their end, and nothing is to mend"
+        found = settled(shelf, form)
         if exclusive:
             assert commits == [found] * len(commits), "each reports what lies there"
     return len(known)
 
 
 @pytest.mark.parametrize(
-    ("cast", "exclusive", "deaths", "least"),
+    ("cast", "form", "exclusive", "deaths", "least"),
     [
-        (TWO, True, 1, 50),
-        (SPLIT, True, 1, 50),
-        (TWO, False, 0, 50),
-        (TWO, False, 1, 500),
-        pytest.param(TWO, True, 2, 60, marks=pytest.mark.exhaustive),
-        pytest.param(THREE, True, 1, 500, marks=pytest.mark.exhaustive),
-        pytest.param(TWO, False, 2, 900, marks=pytest.mark.exhaustive),
+        (TWO, "parquet", True, 1, 50),
+        (SPLIT, "parquet", True, 1, 50),
+        (TWO, "parquet", False, 0, 50),
+        (TWO, "parquet", False, 1, 500),
+        (TWO, "jsonl", True, 1, 50),
+        (SPLIT, "jsonl", True, 1, 50),
+        (SAME, "jsonl", True, 1, 50),
+        (NO_ROWS, "jsonl", True, 1, 50),
+        (SAME, "jsonl", False, 0, 50),
+        pytest.param(TWO, "parquet", True, 2, 60, marks=pytest.mark.exhaustive),
+        pytest.param(THREE, "parquet", True, 1, 500, marks=pytest.mark.exhaustive),
+        pytest.param(TWO, "parquet", False, 2, 900, marks=pytest.mark.exhaustive),
+        pytest.param(TWO, "jsonl", False, 1, 900, marks=pytest.mark.exhaustive),
+        pytest.param(SAME, "jsonl", False, 1, 900, marks=pytest.mark.exhaustive),
+        pytest.param(THREE, "jsonl", True, 1, 500, marks=pytest.mark.exhaustive),
     ],
 )
 def test_in_every_order_a_reader_finds_rows_and_errors_of_one_attempt(
-    cast: Cast, exclusive: bool, deaths: int, least: int
+    cast: Cast, form: str, exclusive: bool, deaths: int, least: int
 ) -> None:
-    states = play(cast, exclusive=exclusive, deaths=deaths)
+    states = play(cast, form, exclusive=exclusive, deaths=deaths)
     assert states >= least, "the orders were not enumerated"

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from eagle_batch.job.objects import Objects, carried, encode
-from eagle_batch.job.objects import decode as decode_object
+from eagle_batch.data.forms import Parquet
+from eagle_batch.job.objects import Objects, find
 from eagle_batch.job.row_ids import SeenRows
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Task
@@ -36,13 +36,12 @@ def output(tmp_path: Path) -> Store:
 
 def forge(store: Store, key: str, change: Callable[[pa.Table], pa.Table]) -> None:
     """Change rows and put everything right that speaks of them: footer, checksums, record."""
-    before = store.get(key) or b""
-    table, footer = decode_object(key, before)
-    errors = carried(before, footer)
-    assert errors is not None
-    store.put_replace(key, encode(change(table), footer, "zstd", errors))
+    lies = find(store, Parquet(), key)
+    assert lies is not None
+    assert lies.errors is not None
+    store.put_replace(key, Parquet().write(change(lies.table), lies.footer.said(), lies.errors))
     job = json.loads(store.get("_job/pipeline.json") or b"")
-    commit = Objects(store, job["fingerprint"], "zstd", 2).settle(Task("part-00001", 1, 0, 4))
+    commit = Objects(store, job["fingerprint"], Parquet(), 2).settle(Task("part-00001", 1, 0, 4))
     [records] = store.list("_job/commits")
     lines = [json.loads(line) for line in (store.get(records) or b"").splitlines()]
     lines = [asdict(commit) if line["key"] == "part-00001" else line for line in lines]
@@ -88,8 +87,10 @@ def test_derived_ids_are_proved_without_reading_the_input_s_rows(tmp_path: Path)
     store = open_store(str(tmp_path / "out"))
     assert verify(store).ok
     [key] = store.list("data")
-    table, footer = decode_object(key, store.get(key) or b"")
-    store.put_replace(key, encode(rename(table, "in.parquet:2", "in.parquet:9"), footer, "zstd"))
+    lies = find(store, Parquet(), key)
+    assert lies is not None
+    renamed = rename(lies.table, "in.parquet:2", "in.parquet:9")
+    store.put_replace(key, Parquet().write(renamed, lies.footer.said()))
     assert {("lost", key), ("invented", key)} <= set(found(verify(store)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eagle_batch import demo
+from eagle_batch import demo, read
 from eagle_batch.job.store import Store
 from eagle_batch.report.card import LICENCES, render_card
 from eagle_batch.report.write import write_reports
@@ -21,11 +21,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return finished(tmp_path_factory.mktemp("job"))
 
 
-def test_the_front_matter_points_at_the_rows_and_not_at_the_errors(store: Store) -> None:
+def test_the_front_matter_points_at_the_rows_and_apart_from_them_at_the_errors(
+    store: Store, tmp_path: Path
+) -> None:
     front = yaml.safe_load(render_card(store).split("---\n")[1])
-    (config,) = front["configs"]
-    assert config["data_files"] == [{"split": "train", "path": "data/*.parquet"}]
+    rows, errors = front["configs"]
+    assert (rows["config_name"], errors["config_name"]) == ("default", "errors")
+    assert rows["data_files"] == [{"split": "train", "path": "data/*.parquet"}]
+    assert errors["data_files"] == [{"split": "train", "path": "errors/*.parquet"}]
     assert front["size_categories"] == ["n<1K"]
+    clean = yaml.safe_load(render_card(finished(tmp_path, ["a"])).split("---\n")[1])
+    assert [config["config_name"] for config in clean["configs"]] == ["default"]
 
 
 def test_every_snippet_loads_all_rows(
@@ -54,6 +60,57 @@ def test_the_folder_loads_by_its_path_as_it_would_from_a_hub(
     rows = datasets.load_dataset(store.root, split="train", cache_dir=str(tmp_path))
     assert sorted(set(rows["sample"])) == [0, 1]
     assert len(rows) == 8
+    lost = datasets.load_dataset(store.root, "errors", split="train", cache_dir=str(tmp_path))
+    assert set(lost["reason"]) == {"prompt_too_long"}
+    assert len(lost) == 2
+
+
+@pytest.mark.parametrize(("form", "compression"), [("arrow", "zstd"), ("jsonl", "gzip")])
+def test_cards_of_other_forms_load_too(
+    form: str, compression: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import datasets
+
+    output = {"format": form, "compression": compression}
+    store = finished(tmp_path / "job", output=output)
+    write_reports(store)
+    monkeypatch.chdir(store.root)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    card = (Path(store.root) / "README.md").read_text("utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(snippets) == 3
+    for snippet in snippets:
+        names: dict[str, Any] = {}
+        exec(snippet, names)
+        assert len(names["rows"]) == 8, snippet
+    for config, count in (("default", 8), ("errors", 2)):
+        rows = datasets.load_dataset(store.root, config, split="train", cache_dir=str(tmp_path))
+        assert len(rows) == count
+
+
+def test_lines_load_where_the_first_shard_of_a_column_is_all_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """From a shard alone nobody could tell that the nulls stand for text; the card says so."""
+    import datasets
+
+    stages = [
+        {"name": "one", "prompt": "{{ topic }}"},
+        {"name": "two", "prompt": "{{ one }}", "when": "topic == 'late'"},
+    ]
+    output = {"format": "jsonl", "compression": "none", "rows_per_shard": 2, "logprobs": 1}
+    store = finished(tmp_path / "job", ["a", "b", "late"], stages=stages, output=output)
+    write_reports(store)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    rows = datasets.load_dataset(store.root, split="train", cache_dir=str(tmp_path))
+    assert [text is None for text in rows["two"]] == [True, True, True, True, False, False]
+    wanted = read(store.root).to_arrow().to_pylist()
+    assert rows.to_list() == wanted
+    front = yaml.safe_load(render_card(store).split("---\n")[1])
+    [features] = [info["features"] for info in front["dataset_info"]]
+    schema = read(store.root).to_arrow().schema
+    exact = datasets.Features.from_arrow_schema(schema)
+    assert datasets.Features._from_yaml_list(features) == exact
 
 
 def test_it_names_every_column_and_balances_the_rows(store: Store) -> None:
