@@ -227,7 +227,7 @@ def _python(name: str) -> Check:
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be imported: {type(error).__name__}: {error}; the module must be "
-            "installed, or lie in a folder of PYTHONPATH, here and where the workers run"
+            "installed, or lie beside the pipeline file, here and where the workers run"
         ) from error
     if not callable(called):
         raise ConfigError(f"{name} is no function")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from eagle_batch.data.files import short_names
+from eagle_batch.data.files import FoundFile, short_names
 from eagle_batch.data.finding import find_files
 from eagle_batch.data.sources import read_columns
 from eagle_batch.data.words import runs, words
@@ -35,14 +35,19 @@ class Contamination:
         return next((run for run in found if _number(run) in self._known), None)
 
 
+def given_files(patterns: Sequence[str]) -> tuple[FoundFile, ...]:
+    """Return the files that `against` names; raises ConfigError for a pattern that has none."""
+    try:
+        return tuple(find_files(patterns, "auto")) if patterns else ()
+    except DataError as error:
+        raise ConfigError(_ours(error)) from error
+
+
 def identities(section: Decontaminate | None) -> tuple[InputIdentity, ...]:
     """Return what tells whether the given files are still the same."""
     if section is None:
         return ()
-    try:
-        files = find_files(section.against, "auto")
-    except DataError as error:
-        raise ConfigError(_ours(error)) from error
+    files = given_files(section.against)
     names = short_names([file.path for file in files])
     return tuple(
         InputIdentity(f"decontaminate.against/{name}", file.size, 0, file.tag)

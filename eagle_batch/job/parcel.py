@@ -1,4 +1,4 @@
-"""What travels to a cluster with a submission: pipeline, local input files, package versions."""
+"""What travels to a cluster with a submission: pipeline, local files, modules, package versions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from eagle_batch.data.contamination import given_files
 from eagle_batch.data.files import FoundFile
-from eagle_batch.data.finding import Choice, find_files
+from eagle_batch.data.finding import WHOLE, Choice, find_files
 from eagle_batch.data.hub import is_data_set
 from eagle_batch.errors import ConfigError
 from eagle_batch.job import launch
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import resolved
 from eagle_batch.pipeline.locations import is_demo, is_url
+from eagle_batch.pipeline.modules import places
 
 #: Packages on which texts depend.
 PACKAGES = (launch.OURS, "ray", "torch", "transformers", "tokenizers", "llguidance")
@@ -47,14 +49,18 @@ def pack(pipeline: Pipeline, folder: Path, command: Sequence[str] = COMMAND) -> 
     patterns = [path for path in pipeline.input.path if not is_url(path)]
     choice = _choice(pipeline)
     local = find_files(patterns, pipeline.input.format, choice) if patterns else ()
-    _refuse_too_much(local)
-    travelling = _names(local)
-    for file in local:
-        target = folder / travelling[file.path]
+    against = _against(pipeline)
+    _refuse_too_much([*local, *against])
+    travelling = _names(local, "input") | _names(against, "against")
+    for path, name in travelling.items():
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file.path, target)
+        shutil.copy2(path, target)
     document = resolved(pipeline)
     document["input"]["path"] = _paths(pipeline, travelling)
+    if pipeline.decontaminate is not None:
+        known = pipeline.decontaminate.against
+        document["decontaminate"]["against"] = _travelled(known, "auto", travelling)
     if not any(is_data_set(path) for path in pipeline.input.path):
         document["input"]["split"] = None  # The files of the split travel, and no others.
     text = json.dumps(document, sort_keys=True)
@@ -66,21 +72,48 @@ def pack(pipeline: Pipeline, folder: Path, command: Sequence[str] = COMMAND) -> 
     }
     (folder / launch.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     shutil.copy(launch.__file__, folder / "launch.py")
-    tags = [file.tag for file in local]
+    tags = [file.tag for file in (*local, *against)] + _copy_modules(pipeline, folder)
     digest = hashlib.sha256(json.dumps([document, tags], sort_keys=True).encode()).hexdigest()[:32]
     return Parcel(folder, pipeline.output.path, pipeline.name, digest, _notes(pipeline))
 
 
 def _paths(pipeline: Pipeline, travelling: dict[str, str]) -> list[str]:
-    """Return `input.path` as it is in the parcel, in the order of the pipeline."""
+    """Return `input.path` as it is in the parcel."""
+    form, choice = pipeline.input.format, _choice(pipeline)
+    return _travelled(pipeline.input.path, form, travelling, choice)
+
+
+def _travelled(
+    patterns: Sequence[str], form: str, travelling: dict[str, str], choice: Choice = WHOLE
+) -> list[str]:
+    """Return paths as they are in the parcel, in the order of the pipeline."""
     paths: list[str] = []
-    for pattern in pipeline.input.path:
+    for pattern in patterns:
         if is_url(pattern):
             paths.append(pattern)
         else:
-            files = find_files([pattern], pipeline.input.format, _choice(pipeline))
-            paths += (travelling[file.path] for file in files)
+            paths += (travelling[file.path] for file in find_files([pattern], form, choice))
     return list(dict.fromkeys(paths))
+
+
+def _against(pipeline: Pipeline) -> Sequence[FoundFile]:
+    """Return the local files that texts are compared with; raises ConfigError where one is not."""
+    section = pipeline.decontaminate
+    patterns = () if section is None else section.against
+    return given_files([path for path in patterns if not is_url(path)])
+
+
+def _copy_modules(pipeline: Pipeline, folder: Path) -> list[str]:
+    """Put the user's own modules beside the pipeline file; return a digest of each file."""
+    digests = []
+    for name, place in places(pipeline).items():
+        if place.is_dir():
+            shutil.copytree(place, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(place, folder / place.name)
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        digests += [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return digests
 
 
 def _choice(pipeline: Pipeline) -> Choice:
@@ -96,13 +129,15 @@ def _refuse_too_much(files: Sequence[FoundFile]) -> None:
         )
 
 
-def _names(files: Sequence[FoundFile]) -> dict[str, str]:
+def _names(files: Sequence[FoundFile], folder: str) -> dict[str, str]:
     """Return the name of each file in the parcel; their places to each other stay as they are."""
     if not files:
         return {}
     parents = [str(Path(file.path).parent) for file in files]
     common = os.path.commonpath(parents)
-    return {file.path: f"input/{Path(file.path).relative_to(common).as_posix()}" for file in files}
+    return {
+        file.path: f"{folder}/{Path(file.path).relative_to(common).as_posix()}" for file in files
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -121,15 +156,9 @@ def _notes(pipeline: Pipeline) -> tuple[str, ...]:
         "speculation.head": pipeline.speculation.head,
         "speculation.draft": pipeline.speculation.draft,
         "output.path": pipeline.output.path,
-        **{f"decontaminate.against.{n}": path for n, path in enumerate(_against(pipeline))},
     }
     return tuple(
         f"{key}: {path} does not travel; it is taken for a folder that every node has"
         for key, path in places.items()
         if path is not None and not is_url(path) and not is_demo(path) and Path(path).is_absolute()
     )
-
-
-def _against(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the texts that rows are compared with; a parcel does not carry them."""
-    return () if pipeline.decontaminate is None else pipeline.decontaminate.against

@@ -77,6 +77,8 @@ class WorkerSpec:
     #: CPU threads of the engine; None leaves torch's choice.
     threads: int | None
     build: EngineFactory
+    #: Folders of the user's own modules.
+    modules: tuple[str, ...] = ()
 
 
 def engine_spec(spec: WorkerSpec) -> EngineSpec:

@@ -14,6 +14,7 @@ from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
 from eagle_batch.job.logs import logged_to
 from eagle_batch.job.spec import EngineFactory, WorkerSpec, build_real_engine
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline.modules import folders
 
 
 def run_on_ray(
@@ -53,7 +54,15 @@ def run_on_ray(
             folder = log_folder() if os.environ.get("RAY_ADDRESS") else None
             if folder is not None:
                 stack.enter_context(logged_to(folder / f"eagle-batch-driver-{os.getpid()}.log"))
-            spec = WorkerSpec(pipeline, plan, started, resources.device, resources.threads, build)
+            spec = WorkerSpec(
+                pipeline,
+                plan,
+                started,
+                resources.device,
+                resources.threads,
+                build,
+                folders(pipeline),
+            )
             return RayPool(spec, resources, pipeline.limits.stall_seconds)
 
         return run_job(job, make_pool, watcher)

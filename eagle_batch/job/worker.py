@@ -29,6 +29,7 @@ from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, Order, Share, Withdrawal
 from eagle_batch.job.work import Flow, TaskWork
+from eagle_batch.pipeline.modules import look_in
 from eagle_batch.stages.calls import Call, Record
 from eagle_batch.stages.graph import Graph
 
@@ -46,6 +47,7 @@ class Worker:
     ) -> None:
         """Build the engine. Raises ConfigError, HeadError or ModelError when it cannot be."""
         pipeline, plan = spec.pipeline, spec.plan
+        look_in(spec.modules)
         check_target(pipeline, plan.target)
         self._pipeline = pipeline
         self._plan = plan

@@ -17,6 +17,7 @@ from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.locations import locate, locate_model
 from eagle_batch.pipeline.loops import loop_rules
 from eagle_batch.pipeline.model import Speculation, Target
+from eagle_batch.pipeline.modules import look_beside
 from eagle_batch.pipeline.overrides import Key, apply_overrides
 from eagle_batch.pipeline.problems import Rule, explain_problems
 from eagle_batch.pipeline.result import Output
@@ -144,7 +145,11 @@ def parse_pipeline(data: Any, source: str, set_keys: Sequence[Key] = ()) -> Pipe
 
 
 def settle_paths(pipeline: Pipeline, folder: Path) -> Pipeline:
-    """Return the pipeline with absolute paths: inputs by the file's folder, the output by ours."""
+    """Return the pipeline with absolute paths: inputs by the file's folder, the output by ours.
+
+    Modules that it names and that lie in the folder can be imported from then on.
+    """
+    look_beside(pipeline, folder)
     head, draft = pipeline.speculation.head, pipeline.speculation.draft
     inputs = tuple(locate(path, folder) for path in pipeline.input.path)
     changes = {

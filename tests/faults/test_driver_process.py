@@ -112,6 +112,34 @@ def test_a_killed_driver_takes_its_actors_along_and_the_same_command_finishes(
     assert_whole(output)
 
 
+def test_a_function_beside_the_pipeline_file_checks_texts_on_the_workers(
+    tmp_path: Path, repository: Path
+) -> None:
+    """Neither the driver nor Ray knows the folder; it says which process each call was in."""
+    (tmp_path / "beside_checks.py").write_text(
+        "import os\n"
+        "def fine(text, row):\n"
+        "    open(f'{os.path.dirname(__file__)}/pid-{os.getpid()}', 'w').close()\n"
+        "    return row['topic'] != 'bad' or 'it is bad'\n"
+    )
+    stages = [
+        {
+            "name": "one",
+            "prompt": "ask {{ topic }}",
+            "validators": [{"python": "beside_checks:fine"}],
+            "otherwise": "drop",
+        },
+        {"name": "two", "prompt": "{{ one }}"},
+    ]
+    pipeline = write_job(tmp_path, ["good", "bad", "fine"], stages=stages, samples=1)
+    with submitted(pipeline, repository, 0.0) as process:
+        assert process.wait(PATIENCE_S) == 0, log_of(tmp_path / "out")
+        called = {int(path.name[4:]) for path in tmp_path.glob("pid-*")}
+        assert called
+        assert process.pid not in called
+    assert [row["id"] for row in read_rows(tmp_path / "out")] == ["row0", "row2"]
+
+
 def wait_for_actors(output: Path) -> list[int]:
     """The processes that the metrics name."""
     end = time.monotonic() + PATIENCE_S

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -48,6 +49,48 @@ def test_files_of_one_name_stay_apart_and_in_order(tmp_path: Path) -> None:
     paths = json.loads((away / "pipeline.yaml").read_text())["input"]["path"]
     assert paths == ["input/b/in.parquet", "s3://bucket/x/*.parquet", "input/a/in.parquet"]
     assert pq.read_table(away / paths[0])["topic"].to_pylist() == ["b"]
+
+
+def test_modules_and_texts_to_compare_with_travel_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module, a package, and files of one name in two folders; the same job is there."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    for name in ("a", "b"):
+        (home / name).mkdir(parents=True)
+        pq.write_table(pa.table({"text": [f"{name} one two three"]}), home / name / "bench.parquet")
+    (home / "own_checks.py").write_text("def fine(text, row):\n    return True\n")
+    (home / "own_package").mkdir()
+    (home / "own_package" / "__init__.py").write_text("")
+    (home / "own_package" / "inner.py").write_text("def fine(text, row):\n    return True\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names = ("own_checks:fine", "own_package.inner:fine", "json:loads")
+    path = write_job(
+        home,
+        ["x"],
+        stages=[{"name": "one", "prompt": "x", "validators": [{"python": n} for n in names]}],
+        decontaminate={
+            "stages": ["one"],
+            "against": ["*/bench.parquet"],
+            "column": "text",
+            "ngram": 3,
+        },
+    )
+    pipeline = load_pipeline(path)
+    away.mkdir()
+    packed = pack(pipeline, away)
+    assert (away / "own_checks.py").is_file()
+    assert (away / "own_package" / "inner.py").is_file()
+    assert not (away / "json").exists()
+    there = load_pipeline(away / "pipeline.yaml")
+    assert there.decontaminate is not None
+    assert [Path(each).is_relative_to(away) for each in there.decontaminate.against] == [True] * 2
+    assert not any("decontaminate" in note for note in packed.notes)
+    known = there.model_copy(update={"input": pipeline.input})
+    assert prepare(known)[0].fingerprint == prepare(pipeline)[0].fingerprint
+    (home / "own_checks.py").write_text("def fine(text, row):\n    return False\n")
+    (tmp_path / "again").mkdir()
+    assert pack(pipeline, tmp_path / "again").digest != packed.digest
 
 
 def test_the_digest_tells_the_work_apart(tmp_path: Path) -> None:
