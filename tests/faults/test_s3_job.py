@@ -13,13 +13,23 @@ from click.testing import CliRunner
 
 from eagle_batch.cli import main
 from eagle_batch.errors import StoreError
+from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job
+from eagle_batch.job.objects import SHARES
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
 from tests.faults.proxy import Proxy
 from tests.faults.seaweed import ADMIN, BUCKET, READER, Seaweed, environment, filesystem
 from tests.job.fake_engine import LONG
-from tests.job.fake_job import Watch, expected_rows, load_job, run_in_process, write_job
+from tests.job.fake_job import (
+    SlowFirst,
+    Watch,
+    expected_rows,
+    load_job,
+    run_in_process,
+    share_at_once,
+    write_job,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +37,8 @@ TOPICS = [f"topic {'x' * (n % 7)}" for n in range(24)]
 QUICK = Retry(tries=2, pause_s=0.05, deadline_s=1.0)
 
 
-def job_on_s3(folder: Path, topics: list[str] = TOPICS) -> Job:
-    output = {"path": f"s3://{BUCKET}/{uuid.uuid4().hex}"}
+def job_on_s3(folder: Path, topics: list[str] = TOPICS, rows_per_shard: int = 4) -> Job:
+    output = {"path": f"s3://{BUCKET}/{uuid.uuid4().hex}", "rows_per_shard": rows_per_shard}
     return load_job(write_job(folder, topics, output=output, limits={"max_error_rate": 0.9}))
 
 
@@ -54,6 +64,18 @@ def test_a_job_runs_is_verified_and_does_nothing_when_it_is_complete(
     run_in_process(job)
     assert_whole(job)
     assert run_in_process(job).already_complete
+
+
+def test_rows_that_workers_make_for_each_other_go_through_the_server_and_are_removed(
+    s3: Seaweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_at_once(monkeypatch)
+    job = job_on_s3(tmp_path, rows_per_shard=12)
+    result = run_job(job, lambda started: SlowFirst(job, started, every=7, size=2), Watch())
+    assert_whole(job)
+    assert result.metrics is not None
+    assert "used" in {loan["state"] for loan in result.metrics["loans"]}
+    assert open_store(job.pipeline.output.path).list(SHARES) == {}
 
 
 def test_a_job_whose_store_goes_away_stops_and_resumes_to_the_same_rows(
