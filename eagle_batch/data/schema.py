@@ -31,7 +31,13 @@ GENERATION = pa.struct(
         pa.field("score", pa.float32()),
     ]
 )
-TOKEN_IDS = pa.struct([pa.field("stage", pa.string()), pa.field("ids", pa.list_(pa.int32()))])
+TOKEN_IDS = pa.struct(
+    [
+        pa.field("stage", pa.string()),
+        pa.field("prompt", pa.list_(pa.int32())),
+        pa.field("ids", pa.list_(pa.int32())),
+    ]
+)
 #: What goes with `ids`, token by token; the last two where best ones are asked for.
 CHOSEN = (pa.field("stage", pa.string()), pa.field("chosen", pa.list_(pa.float32())))
 BEST = (
@@ -79,6 +85,15 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIds:
+    """What the target read and wrote for one text; an item of the `token_ids` column."""
+
+    stage: str
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How likely the target held the tokens of one text; an item of the `logprobs` column."""
 
@@ -99,8 +114,8 @@ class OutputRow:
     row: int
     texts: tuple[str | list[str] | None, ...]
     generation: tuple[Generation, ...]
-    #: Stage and token ids of each text that is kept; only written with output.token_ids.
-    token_ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    #: Token ids of each text that is kept; only with output.token_ids.
+    token_ids: tuple[TokenIds, ...] = ()
     #: Log-probabilities of each text that is kept; only with output.logprobs.
     logprobs: tuple[TokenLogprobs, ...] = ()
     #: Stage and characters, drafted and the target's own in turn; only with output.spans.
@@ -165,13 +180,16 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
         columns[stage.name] = column_values(stage, [row.texts[index] for row in rows])
     columns |= dict(zip(passed, taken.columns, strict=True))
     if pipeline.output.token_ids:
-        ids = [_by_stage("ids", row.token_ids) for row in rows]
+        ids = [[asdict(item) for item in row.token_ids] for row in rows]
         columns["token_ids"] = pa.array(ids, pa.list_(TOKEN_IDS))
     if pipeline.output.logprobs:
         items = [[asdict(item) for item in row.logprobs] for row in rows]
         columns["logprobs"] = pa.array(items, _logprobs_type(pipeline))
     if pipeline.output.spans:
-        spans = [_by_stage("characters", row.spans) for row in rows]
+        spans = [
+            [{"stage": stage, "characters": list(numbers)} for stage, numbers in row.spans]
+            for row in rows
+        ]
         columns["spans"] = pa.array(spans, pa.list_(SPANS))
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
@@ -206,10 +224,6 @@ def schema_problems(pipeline: Pipeline, source: pa.Schema) -> list[str]:
 
 def _logprobs_type(pipeline: Pipeline) -> pa.DataType:
     return pa.list_(pa.struct([*CHOSEN, *(BEST if pipeline.output.best_tokens else ())]))
-
-
-def _by_stage(name: str, lists: Sequence[tuple[str, tuple[int, ...]]]) -> list[dict[str, object]]:
-    return [{"stage": stage, name: list(numbers)} for stage, numbers in lists]
 
 
 def _missing(name: str, known: Sequence[str]) -> str:

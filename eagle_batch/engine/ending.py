@@ -80,6 +80,7 @@ class EndRules:
             logprobs=None if row.request.params.logprobs is None else tuple(row.logprobs),
             top_logprobs=tuple(row.top_logprobs) if row.request.params.logprobs else None,
             complete=row.guide is None or row.guide.complete,
+            prompt_ids=row.request.prompt_ids,
         )
 
     def _text(self, row: Row) -> str:

@@ -143,6 +143,7 @@ class VllmEngine:
             accepted=sum(by_pass),
             accepted_by_pass=by_pass,
             complete=request.params.structured is None or reason in {"eos", "stop"},
+            prompt_ids=request.prompt_ids,
             **_logprobs(request, made),
         )
 

@@ -173,6 +173,8 @@ class Completion:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     #: Whether the text satisfies the grammar that was asked for; one cut by a length may not.
     complete: bool = True
+    #: The prompt's tokens, special ones included.
+    prompt_ids: tuple[int, ...] = ()
 
     @property
     def acceptance_length(self) -> float:

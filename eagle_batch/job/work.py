@@ -20,6 +20,7 @@ from eagle_batch.data.schema import (
     ErrorRow,
     Generation,
     OutputRow,
+    TokenIds,
     TokenLogprobs,
     error_table,
     output_table,
@@ -191,9 +192,7 @@ class TaskWork:
             row=flow.row,
             texts=tuple(flow.walk.texts[name] for name in self._stages),
             generation=tuple(map(_generation, flow.walk.records)),
-            token_ids=tuple((r.call.name, r.completion.token_ids) for r in kept)
-            if keep_ids
-            else (),
+            token_ids=tuple(map(_token_ids, kept)) if keep_ids else (),
             logprobs=tuple(map(_logprobs, kept)) if self._pipeline.output.logprobs else (),
             spans=() if spans is None else tuple(spans(r) for r in kept),
         )
@@ -286,6 +285,11 @@ class TaskWork:
 
 def _share_of(outcome: object) -> Share | None:
     return outcome if isinstance(outcome, Share) else None
+
+
+def _token_ids(record: Record) -> TokenIds:
+    done = record.completion
+    return TokenIds(record.call.name, done.prompt_ids, done.token_ids)
 
 
 def _generation(record: Record) -> Generation:

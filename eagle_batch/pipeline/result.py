@@ -47,7 +47,10 @@ class Output(Section):
     row_group_rows: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="Most rows of a row group, parquet only; null: one group a file."
     )
-    token_ids: bool = Field(default=False, description="Also write the generated token ids.")
+    token_ids: bool = Field(
+        default=False,
+        description="Also write the token ids of prompts and texts; heads are trained on them.",
+    )
     logprobs: bool | Annotated[int, Field(ge=1, le=20)] = Field(
         default=False,
         description="Also write the log-probability of each generated token; a number: and of so "

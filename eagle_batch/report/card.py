@@ -27,7 +27,7 @@ OURS = {
     "tokens, acceptance length, seed",
     "model": "the target that wrote the row",
     "head": "the EAGLE head that drafted; null without",
-    "token_ids": "for each stage: the generated token ids",
+    "token_ids": "for each stage: the token ids of the prompt and of the text",
     "logprobs": "for each stage: log-probabilities of the generated tokens, and of the best ones "
     "at each place where they were asked for",
     "spans": "for each stage: how many characters were drafted, and then the target's own, in turn",

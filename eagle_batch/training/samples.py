@@ -6,12 +6,18 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from eagle_batch.errors import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PROMPT, COMPLETION = "prompt_token_ids", "completion_token_ids"
+#: Column of a job's output.
+OF_A_JOB = "token_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +55,43 @@ def _expand(pattern: str, base: Path) -> Iterable[Path]:
 def read_samples(path: Path, max_length: int) -> list[Sample]:
     """Read one file; texts are cut at `max_length`, and rows without a completion are left out.
 
-    Raises DataError where the token columns are missing.
+    The file has a column of prompts and one of completions, or is the output of a job with
+    `output.token_ids`, each stage of which gives a sample. Raises DataError where it is neither.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(path)
-        missing = {PROMPT, COMPLETION} - set(schema.names)
-        if missing:
+        names = pq.read_schema(path).names
+        columns = [PROMPT, COMPLETION] if {PROMPT, COMPLETION} <= set(names) else [OF_A_JOB]
+        if not set(columns) <= set(names):
             raise DataError(
-                f"{path}: has no column {sorted(missing)}; a training file needs {PROMPT} and "
-                f"{COMPLETION} (lists of token ids), found {schema.names}"
+                f"{path}: found the columns {names}; a training file needs {PROMPT} and "
+                f"{COMPLETION} (lists of token ids), or {OF_A_JOB}, which a job writes with "
+                "`output.token_ids: true`"
             )
-        table = pq.read_table(path, columns=[PROMPT, COMPLETION])
+        table = pq.read_table(path, columns=columns)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
-    return list(_samples(table.column(PROMPT), table.column(COMPLETION), max_length))
+    return list(_samples(_texts(table), max_length))
 
 
-def _samples(prompts: Iterable, completions: Iterable, max_length: int) -> Iterator[Sample]:  # type: ignore[type-arg]
-    for prompt, completion in zip(prompts, completions, strict=True):
-        head, tail = prompt.as_py() or [], completion.as_py() or []
+def _texts(table: pa.Table) -> Iterator[tuple[list[int] | None, list[int] | None]]:
+    """Yield the prompt and the completion of each text."""
+    if OF_A_JOB in table.column_names:
+        for stages in table.column(OF_A_JOB):
+            for stage in stages.as_py() or []:
+                yield stage.get("prompt"), stage["ids"]
+        return
+    for prompt, completion in zip(table.column(PROMPT), table.column(COMPLETION), strict=True):
+        yield prompt.as_py(), completion.as_py()
+
+
+def _samples(
+    texts: Iterable[tuple[list[int] | None, list[int] | None]], max_length: int
+) -> Iterator[Sample]:
+    for prompt, completion in texts:
+        head, tail = prompt or [], completion or []
         tokens = (*head, *tail)[:max_length]
         if head and len(tokens) > len(head) + 1:
             yield Sample(tokens, len(head))

@@ -21,6 +21,7 @@ from eagle_batch.data.schema import (
     ErrorRow,
     Generation,
     OutputRow,
+    TokenIds,
     error_table,
     output_schema,
     output_table,
@@ -44,7 +45,7 @@ def finished(row: int, sample: int = 0) -> OutputRow:
         row=row,
         texts=(f"q{row}", "😀"),
         generation=(generation("question"), generation("answer")),
-        token_ids=(("question", (1, 2)), ("answer", ())),
+        token_ids=(TokenIds("question", (9, 8), (1, 2)), TokenIds("answer", (7,), ())),
     )
 
 
@@ -75,7 +76,10 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
         ("generation", f"list<item: struct<{statistics}>>"),
         ("model", "string"),
         ("head", "string"),
-        ("token_ids", "list<item: struct<stage: string, ids: list<item: int32>>>"),
+        (
+            "token_ids",
+            "list<item: struct<stage: string, prompt: list<item: int32>, ids: list<item: int32>>>",
+        ),
     ]
 
 
@@ -127,7 +131,10 @@ def test_a_row_says_how_it_came_about(tmp_path: Path) -> None:
         ],
         "model": str(tmp_path / "model"),
         "head": None,
-        "token_ids": [{"stage": "question", "ids": [1, 2]}, {"stage": "answer", "ids": []}],
+        "token_ids": [
+            {"stage": "question", "prompt": [9, 8], "ids": [1, 2]},
+            {"stage": "answer", "prompt": [7], "ids": []},
+        ],
     }
 
 

@@ -143,6 +143,7 @@ def _complete(request: Request) -> Completion:
         top_logprobs=_best(request.params.logprobs, tokens) if request.params.logprobs else None,
         finish_reason="overflow" if OVERFLOW in prompt.decode() else "length",
         prompt_tokens=len(prompt),
+        prompt_ids=request.prompt_ids,
         target_passes=2,
         drafted=4,
         accepted=2,

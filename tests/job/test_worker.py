@@ -177,10 +177,12 @@ def test_the_loser_of_a_race_reports_the_winners_objects(tmp_path: Path) -> None
 def test_the_output_has_token_ids_when_asked(tmp_path: Path) -> None:
     run(make(tmp_path, output={"token_ids": True}), lease(0, 0, 1))
     row = pq.read_table(tmp_path / "out/data/part-00000.parquet").to_pylist()[0]
-    assert row["token_ids"] == [
-        {"stage": "one", "ids": [0, 1, 2]},
-        {"stage": "two", "ids": [0, 1]},
+    assert [(item["stage"], item["ids"]) for item in row["token_ids"]] == [
+        ("one", [0, 1, 2]),
+        ("two", [0, 1]),
     ]
+    prompts = [len(item["prompt"]) for item in row["token_ids"]]
+    assert prompts == [item["prompt_tokens"] for item in row["generation"]]
 
 
 def test_the_generation_column_tells_of_every_stage(tmp_path: Path) -> None:

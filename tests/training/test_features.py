@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
 
+from eagle_batch.data.schema import TOKEN_IDS
 from eagle_batch.errors import ConfigError, DataError
 from eagle_batch.training.features import Chunk, collect_features, groups_of_similar_length
 from eagle_batch.training.samples import Sample, find_files, is_held_out, read_samples
@@ -84,6 +87,18 @@ def test_rows_are_cut_and_rows_without_completion_left_out(tmp_path: Path) -> No
     rows = [([1, 2], [3, 4, 5]), ([1, 2], []), ([], [3, 4]), ([1, 2, 3, 4], [5, 6])]
     path = write_texts(tmp_path / "a.parquet", rows)
     assert read_samples(path, 4) == [Sample((1, 2, 3, 4), 2)]
+
+
+def test_the_output_of_a_job_is_training_data(tmp_path: Path) -> None:
+    stages = [
+        {"stage": "question", "prompt": [1, 2], "ids": [3, 4]},
+        {"stage": "answer", "prompt": [5], "ids": [6, 7, 8]},
+    ]
+    rows = [stages, None, [{"stage": "question", "prompt": [1], "ids": []}]]
+    table = pa.table({"id": ["a", "b", "c"], "token_ids": pa.array(rows, pa.list_(TOKEN_IDS))})
+    pq.write_table(table, tmp_path / "part.parquet")
+    found = read_samples(tmp_path / "part.parquet", 9)
+    assert found == [Sample((1, 2, 3, 4), 2), Sample((5, 6, 7, 8), 1)]
 
 
 def test_a_file_without_token_columns_says_so(tmp_path: Path) -> None:
