@@ -191,6 +191,7 @@ rows = duckdb.sql("select * from read_json('data/*ENDING')")
 ```
 
 Decimals and times are text, bytes are base64: `eagle_batch.read` gives back each column's own type.
+For `.zst`, `datasets` and pandas want `pip install zstandard`.
 """,
 }
 
