@@ -192,8 +192,9 @@ class Engine:
         return ready and not (self._joined and self._controller is not None)
 
     def _decodes(self, *, admits: bool) -> bool:
-        """Whether a round is run; while most slots are empty, prompts go first."""
-        return 2 * self.active >= (self.slots if admits else 1)
+        """Whether a round is run; prompts go first while most slots are empty and many wait."""
+        filling = 2 * self.active < self.slots and self.active < self.waiting
+        return self.active > 0 and not (admits and filling)
 
     def _admit(self) -> Group:
         """Put waiting prompts into slots; what is left of them is one pass."""
