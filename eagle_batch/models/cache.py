@@ -128,6 +128,11 @@ class CacheStep:
         self._tokens = write_BN.shape[1]
         self._masks: dict[tuple[int | None, int], Tensor] = {}
 
+    @property
+    def parts(self) -> Sequence[CacheStep]:
+        """The step itself: see `JoinedStep`."""
+        return (self,)
+
     def attend(
         self,
         layer: int,
@@ -217,7 +222,10 @@ class JoinedStep:
     """Several steps in one pass: their tokens share every product, each looks at its own slots."""
 
     def __init__(self, steps: Sequence[CacheStep]) -> None:
-        self._steps = steps
+        self.parts = steps
+        self.cache = steps[0].cache
+        #: int64; see `CacheStep`.
+        self.index_R = torch.cat([step.index_R for step in steps])
         self._sizes = [step.index_R.shape[0] for step in steps]
 
     def attend_packed(
@@ -225,7 +233,7 @@ class JoinedStep:
     ) -> Tensor:
         """See `CacheStep.attend_packed`; the tokens come step by step."""
         queries, kvs = torch.split(q_RHD, self._sizes), torch.split(kv_R2GD, self._sizes)
-        parts = zip(self._steps, queries, kvs, strict=True)
+        parts = zip(self.parts, queries, kvs, strict=True)
         return torch.cat([step.attend_packed(layer, q, kv, scale, window) for step, q, kv in parts])
 
 

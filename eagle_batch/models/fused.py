@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_batch.models.cache import CacheStep, KeyValueCache
+from eagle_batch.models.cache import CacheStep, JoinedStep, KeyValueCache
 from eagle_batch.models.linear import DecodingLinear
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 #: Rows of a pass, and tokens of a row of the batch, up to which the kernels are faster than torch's
 #: operators: many queries over the same keys are what its attention is made for.
 _MOST_ROWS, _MOST_TOKENS = 512, 32
+#: The same of a row of prompt beside rows that are decoded, whose products are the larger part.
+_MOST_JOINED = 64
 #: Hidden size from which on it pays to share a layer between threads.
 _LEAST_SHARED = 128
 
@@ -121,7 +124,7 @@ class FusedProduct:
 
 
 class FusedStack:
-    """Runs decoder layers over one `CacheStep`; owns the buffers between the products."""
+    """Runs decoder layers over one step; owns the buffers between the products."""
 
     def __init__(self, layers: Sequence[FusedLayer], sizes: FusedSizes, team: Team) -> None:
         from eagle_batch.models import kernels
@@ -141,16 +144,16 @@ class FusedStack:
         self._buffers = self._new_buffers(0, 0, 0)
         self._storage: tuple[KeyValueCache | None, Any] = (None, None)
 
-    def suits(self, step: CacheStep) -> bool:
+    def suits(self, step: CacheStep | JoinedStep) -> bool:
         """Whether the kernels are the faster way to make a pass."""
-        (rows,), tokens = step.index_R.shape, step.visible_BNM.shape[1]
-        return rows <= _MOST_ROWS and tokens <= _MOST_TOKENS
+        most = _MOST_TOKENS if len(step.parts) == 1 else _MOST_JOINED
+        return step.index_R.shape[0] <= _MOST_ROWS and _most_tokens(step) <= most
 
     def run(
         self,
         x_RH: Tensor,
         rotation: Rotation,
-        step: CacheStep,
+        step: CacheStep | JoinedStep,
         keep: Sequence[int] = (),
         given_RA: Tensor | None = None,
     ) -> Tensor:
@@ -167,9 +170,7 @@ class FusedStack:
             rotation.sin_TP.numpy(),
             rotation.place_R.numpy(),
             step.index_R.numpy(),
-            step.first_row,
-            step.base_B.numpy(),
-            step.visible_BNM.contiguous().numpy(),
+            *rows_of(step),
         )
         self._team.run(
             self._kernels.decode,
@@ -186,11 +187,11 @@ class FusedStack:
         )
         return kept_RF
 
-    def _storage_of(self, step: CacheStep) -> Any:
+    def _storage_of(self, step: CacheStep | JoinedStep) -> Any:
         """Return the cache's memory `[L, S, C, 2, G, D]`, and have buffers for a pass over it."""
         if self._storage[0] is not step.cache:
             self._storage = (step.cache, elements(step.cache.store))
-        rows, queries = step.index_R.shape[0], step.visible_BNM.shape[1] * self._members
+        rows, queries = step.index_R.shape[0], _most_tokens(step) * self._members
         places = step.cache.shape.capacity + 1
         had = (*self._buffers.qkv_RX.shape[:1], *self._buffers.scores_WJT.shape[1:])
         if had[0] < rows or had[1] < queries or had[2] < places:
@@ -209,6 +210,41 @@ class FusedStack:
             *((workers, queries, width) for width in (self._size, places, self._size)),
         ]
         return self._kernels.Buffers(*(np.zeros(size, np.float32) for size in sizes))
+
+
+def _most_tokens(step: CacheStep | JoinedStep) -> int:
+    return max(part.visible_BNM.shape[1] for part in step.parts)
+
+
+def rows_of(step: CacheStep | JoinedStep) -> tuple[Any, ...]:
+    """Return what a place says of the rows of a pass, from their slots on; see `kernels.Place`."""
+    if len(step.parts) > 1:
+        return _rows_together(step.parts)
+    (part,) = step.parts
+    B, N, M = part.visible_BNM.shape
+    return (
+        np.arange(part.first_row, part.first_row + B),
+        np.arange(0, B * N + 1, N),
+        part.base_B.numpy(),
+        np.full(B, M),
+        part.visible_BNM.contiguous().numpy(),
+    )
+
+
+def _rows_together(parts: Sequence[CacheStep]) -> tuple[Any, ...]:
+    rows, tokens, columns = zip(*(part.visible_BNM.shape for part in parts), strict=True)
+    slots = [np.arange(part.first_row, part.first_row + len(part.base_B)) for part in parts]
+    visible = [
+        F.pad(part.visible_BNM, (0, max(columns) - m, 0, max(tokens) - n))
+        for part, n, m in zip(parts, tokens, columns, strict=True)
+    ]
+    return (
+        np.concatenate(slots),
+        np.concatenate(([0], np.cumsum(np.repeat(tokens, rows)))),
+        torch.cat([part.base_B for part in parts]).numpy(),
+        np.repeat(columns, rows),
+        torch.cat(visible).numpy(),
+    )
 
 
 def _biases(layers: Sequence[FusedLayer]) -> Any:

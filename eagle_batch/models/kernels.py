@@ -134,11 +134,15 @@ class Place(NamedTuple):
     rotation_R: Any
     #: int64 [R]; where its keys and values go among the columns of all slots.
     column_R: Any
-    #: Slot of the first row.
-    first: int
+    #: int64 [B]; the slot of each row.
+    slot_B: Any
+    #: int64 [B + 1]; the tokens of row b are those from `begin[b]` on, before `begin[b + 1]`.
+    begin_E: Any
     #: int64 [B]; committed columns of each row, which all its tokens see.
     base_B: Any
-    #: bool [B, N, M]; which of the columns behind them a token sees.
+    #: int64 [B]; columns behind them that its tokens may see.
+    extra_B: Any
+    #: bool [B, N, M]; which of those a token sees, for the most tokens and columns of any row.
     visible_BNM: Any
 
 
@@ -153,12 +157,12 @@ def rotate(qkv_RX, place, storage, layer, b, g, scale, q_JD):
     The two elements of a rotation stand side by side; query heads come by their place in a group,
     then by group. Queries are scaled too.
     """
-    tokens, groups, size = place.visible_BNM.shape[1], storage.shape[4], storage.shape[5]
+    begin, groups, size = place.begin_E[b], storage.shape[4], storage.shape[5]
     heads = qkv_RX.shape[1] // size - 2 * groups
     members = heads // groups
     like = storage[0, 0, 0, 0, 0, 0]
-    for n in range(tokens):
-        r = b * tokens + n
+    for n in range(place.begin_E[b + 1] - begin):
+        r = begin + n
         slot, column = divmod(place.column_R[r], storage.shape[2])
         # Padding may stand behind the last position that there is.
         t = min(place.rotation_R[r], place.cos_TP.shape[0] - 1)
@@ -255,18 +259,19 @@ def attend(q_JD, place, storage, layer, b, g, scores_JT, sums_JD, out_RQ):
 
     q: rotated and scaled. scores, sums: scratch. out: heads in the order of the queries.
     """
-    tokens, groups, size = place.visible_BNM.shape[1], storage.shape[4], storage.shape[5]
+    begin, groups, size = place.begin_E[b], storage.shape[4], storage.shape[5]
+    tokens = place.begin_E[b + 1] - begin
     members = out_RQ.shape[1] // (groups * size)
-    slot, base = place.first + b, place.base_B[b]
+    slot, base = place.slot_B[b], place.base_B[b]
     # What stands behind the end of a slot is padding, whose attention nobody reads.
-    extra = min(place.visible_BNM.shape[2], storage.shape[2] - base)
+    extra = min(place.extra_B[b], storage.shape[2] - base)
     _score(q_JD, tokens * members, storage, layer, slot, g, base + extra, scores_JT)
     for j in range(tokens * members):
         n = j // members
         scores_JT[j, base + extra] = _softmax(scores_JT, j, base, extra, place.visible_BNM, b, n)
     _mix(scores_JT, tokens * members, storage, layer, slot, g, base + extra, sums_JD)
     for j in range(tokens * members):
-        r, at = b * tokens + j // members, (j % members * groups + g) * size
+        r, at = begin + j // members, (j % members * groups + g) * size
         for i in range(size):
             out_RQ[r, at + i] = sums_JD[j, i] * scores_JT[j, base + extra]
 

@@ -100,7 +100,7 @@ class PackedDecoder:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
         x_RH = embedding(tokens_BN.flatten(), self._embed).float()
-        if self._fused is not None and isinstance(step, CacheStep) and self._fused.suits(step):
+        if self._fused is not None and self._fused.suits(step):
             rotation = self._fused_rotation(positions_BN, step)
             kept_RF = self._fused.run(x_RH, rotation, step, aux_layers)
         else:
@@ -149,7 +149,7 @@ class PackedDecoder:
         half = self._head_dim // 2
         return cos[..., :half].flatten(0, 1), sin[..., :half].flatten(0, 1)
 
-    def _fused_rotation(self, positions_BN: Tensor, step: CacheStep) -> Rotation:
+    def _fused_rotation(self, positions_BN: Tensor, step: CacheStep | JoinedStep) -> Rotation:
         """Return the same for the kernels, out of a table where a position has one rotation."""
         if getattr(self._rotary_emb, "rope_type", None) in _FIXED_ROPES:
             return self._rotations.at(positions_BN, step.cache.shape.capacity)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from eagle_batch.engine.testing import tiny_head, tiny_target
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
-from eagle_batch.models.fused import FusedProduct, elements
+from eagle_batch.models.fused import FusedProduct, elements, rows_of
 from eagle_batch.models.fused_head import fuse_head, is_fusible_head
 from eagle_batch.models.heads import StepAttention
 from eagle_batch.models.linear import DecodingLinear
 from eagle_batch.models.packed import PackedDecoder
+from eagle_batch.models.target import Pass
 
 numba: Any = pytest.importorskip("numba")
 kernels: Any = pytest.importorskip("eagle_batch.models.kernels")
@@ -154,9 +155,7 @@ def place_of(step: CacheStep, angles_RP: Tensor) -> Any:
         angles_RP.sin().numpy(),
         np.arange(len(angles_RP)),
         step.index_R.numpy(),
-        step.first_row,
-        step.base_B.numpy(),
-        step.visible_BNM.contiguous().numpy(),
+        *rows_of(step),
     )
 
 
@@ -267,6 +266,36 @@ def test_a_pass_gives_the_same_features_and_cache_with_kernels_and_without(
         step = cache.step(0, write_BN, base_B, visible, write_BN, 32)
         output = target.forward(tokens_BN, write_BN, step, (0, 1))
         return output.hidden_BNH, output.features_BNF, cache.store
+
+    with torch.inference_mode():
+        fused, plain = both_ways(decoder, run)
+    for actual, expected in zip(fused, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_passes_in_one_give_the_same_with_kernels_and_without() -> None:
+    target = tiny_target()
+    decoder = target._packed
+    assert decoder is not None
+    tree = torch.rand(3, 4, 4) < 0.5
+    tree |= torch.eye(4, dtype=torch.bool)
+    shapes = [(0, 3, 4, tree), (4, 1, 29, None), (3, 1, 1, None), (5, 2, 9, None)]
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        cache = target.new_cache(7, 48)
+        cache.store.normal_()
+        passes = []
+        for slot, rows, tokens, seen in shapes:
+            base_B = torch.randint(0, 19, (rows,))
+            places_BN = base_B[:, None] + torch.arange(tokens)
+            chain = causal_visibility(rows, tokens, target.device)
+            visible = chain if seen is None else seen
+            step = cache.step(slot, places_BN, base_B, visible, places_BN, 48)
+            tokens_BN = torch.randint(0, target.shape.vocab, (rows, tokens))
+            passes.append(Pass(tokens_BN, places_BN, step))
+        outputs = target.forward_together(passes, (0, 1))
+        return [x for each in outputs for x in (each.hidden_BNH, each.features_BNF)] + [cache.store]
 
     with torch.inference_mode():
         fused, plain = both_ways(decoder, run)
