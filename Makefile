@@ -37,9 +37,10 @@ lint: $(STAMP)  ## ruff: rules and format
 types: $(STAMP)  ## mypy --strict
 	$(BIN)/mypy
 
-bench: $(STAMP)  ## the demo target with and without its head, on this machine
+bench: $(STAMP)  ## the demo target with and without its head, and beside other engines, on this machine
 	$(BIN)/eagle-batch demo fetch
 	$(BIN)/eagle-batch bench pipelines/synth.yaml
+	$(BIN)/python -m tests.bench.peers --install
 
 check: lint types test
 

@@ -2,6 +2,8 @@
 
     python -m tests.bench.peers --prompts mt_bench.jsonl --prompts gsm8k.jsonl --install
 
+Without --prompts, the demo pipeline's are taken; `make bench` does that.
+
 Every side runs in a process of its own, the peers in environments of their own (`--install` makes
 them), one after the other, `--repeat` times around. All decode greedily; a text ends at the end of
 sequence or at `--tokens`. Speed counts what came out, prefill included, loading left out. What
@@ -25,7 +27,10 @@ from typing import Any
 import click
 
 from eagle_batch import demo
+from eagle_batch.bench.prompts import pipeline_prompts
+from eagle_batch.data.describe import prepare
 from eagle_batch.demo import TARGETS
+from eagle_batch.pipeline import load_pipeline
 from tests.bench.sides.work import Work
 
 MODEL = "smollm2-135m-instruct"
@@ -99,7 +104,7 @@ def run_side(plan: Plan, peer: Peer, draft: str) -> list[dict[str, Any]] | str:
     """Run one side once; return its records, or why there are none."""
     try:
         python = interpreter(plan, peer)
-        prepare(plan, peer)
+        convert(plan, peer)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"not installed: {_reason(error)}"
     with tempfile.TemporaryDirectory() as folder:
@@ -142,7 +147,7 @@ def interpreter(plan: Plan, peer: Peer) -> Path:
     return python
 
 
-def prepare(plan: Plan, peer: Peer) -> None:
+def convert(plan: Plan, peer: Peer) -> None:
     """Convert the target for OpenVINO, with its own exporter."""
     folder = Path(plan.work.scratch) / "openvino"
     if peer.name != "openvino" or folder.exists():
@@ -221,10 +226,14 @@ def table(results: Sequence[Result]) -> str:
 
 
 def read_prompts(files: Sequence[Path], rows: int) -> list[list[int]]:
-    """Return the chat prompts of all files in turn, as token ids."""
+    """Return the chat prompts of all files in turn, or the demo pipeline's, as token ids."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo.resolve(MODEL))
+    if not files:
+        pipeline = load_pipeline(str(ROOT / "pipelines" / "synth.yaml"))
+        shown = pipeline_prompts(pipeline, *prepare(pipeline), rows)
+        return [tokenizer.encode(text, add_special_tokens=False) for text in shown]
     texts = []
     for path in files:
         documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()[:rows]]
