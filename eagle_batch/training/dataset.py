@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from eagle_batch.models.heads import Head
 from eagle_batch.training.features import Chunk, groups_of_similar_length
 from eagle_batch.training.samples import Sample, is_held_out
 
@@ -132,3 +133,11 @@ def feature_scale(chunks: Sequence[Chunk], most_tokens: int = 20000) -> Tensor:
         if count >= most_tokens:
             break
     return (total / max(1, count)).sqrt().clamp(min=1e-3)
+
+
+@torch.no_grad()
+def rescale_fc(head: Head, scale_F: Tensor | None) -> None:
+    """Rescale the columns of fc, so that it reads features that were divided by `scale_F`."""
+    if scale_F is not None:
+        weight: Tensor = head.fc.weight  # type: ignore[union-attr, assignment]
+        weight.mul_(scale_F.to(weight.device))

@@ -25,7 +25,9 @@ def head_config_for(
     layers, hidden = int(target.num_hidden_layers), int(target.hidden_size)
     heads = int(target.num_attention_heads)
     eagle3 = kind == "eagle3"
-    default = (2, layers // 2, layers - 3) if eagle3 else ()
+    # In a target of a few layers some of them are the same.
+    low, middle, high = min(2, layers - 1), layers // 2, max(0, layers - 3)
+    default = tuple(sorted({low, middle, high})) if eagle3 else ()
     return HeadConfig(
         kind="eagle3" if eagle3 else "eagle1",
         hidden=hidden,

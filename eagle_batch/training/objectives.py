@@ -1,7 +1,7 @@
 """What a head is trained for: EAGLE-3's unrolled distillation and EAGLE-1's feature regression.
 
-Shape legend: B texts, N tokens, R rows of a step, W draft vocabulary, V target vocabulary,
-F width of the features, H hidden size.
+Shape legend: B texts, N tokens, R rows of a step, P counted positions, C those of a step, W draft
+vocabulary, V target vocabulary, F width of the features, H hidden size.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class SoftCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_BRW: Tensor, p_BRW: Tensor, weight_BR: Tensor) -> Tensor:
-        """Return the sum over rows."""
-        log_q = torch.log_softmax(logits_BRW, dim=-1)
-        loss_BR = -(p_BRW * log_q).sum(dim=-1, dtype=torch.float32)
-        q_BRW = torch.softmax(logits_BRW, dim=-1)
-        ctx.save_for_backward(q_BRW.sub_(p_BRW).mul_(weight_BR[..., None].to(q_BRW.dtype)))
-        return (loss_BR * weight_BR).sum()
+    def forward(ctx: Any, logits_W: Tensor, p_W: Tensor, weight: Tensor) -> Tensor:
+        """Return the sum over all dimensions but the last, which `weight` lacks."""
+        log_q = torch.log_softmax(logits_W, dim=-1)
+        loss = -(p_W * log_q).sum(dim=-1, dtype=torch.float32)
+        q_W = torch.softmax(logits_W, dim=-1)
+        ctx.save_for_backward(q_W.sub_(p_W).mul_(weight[..., None].to(q_W.dtype)))
+        return (loss * weight).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -63,20 +63,10 @@ class SoftCrossEntropy(torch.autograd.Function):
         return kept * gradient.to(kept.dtype), None, None
 
 
-def soft_cross_entropy(logits_BRW: Tensor, p_BRW: Tensor, weight_BR: Tensor) -> Tensor:
-    """Return the weighted sum over rows of -sum p log softmax(logits)."""
-    total: Tensor = SoftCrossEntropy.apply(logits_BRW, p_BRW, weight_BR)  # type: ignore[no-untyped-call]
+def soft_cross_entropy(logits_W: Tensor, p_W: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted sum over all rows of -sum p log softmax(logits)."""
+    total: Tensor = SoftCrossEntropy.apply(logits_W, p_W, weight)  # type: ignore[no-untyped-call]
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What the target says at each position, in the draft vocabulary."""
-
-    #: Probabilities, renormalised on the draft vocabulary.
-    p_BNW: Tensor
-    #: Draft id of the most probable token; -1 where the draft vocabulary lacks it.
-    top_BN: Tensor
 
 
 class DraftVocabulary:
@@ -89,11 +79,20 @@ class DraftVocabulary:
         self.draft_id_V = torch.full((len(lm_head_VH),), -1, dtype=torch.long, device=device)
         self.draft_id_V[rows] = torch.arange(len(rows), device=device)
 
-    def targets(self, batch: Batch) -> Targets:
-        """Compute the probabilities of a batch, once for all steps."""
-        with torch.no_grad():
-            logits_BNW = F.linear(batch.last_BNH.to(self.lm_head_WH.dtype), self.lm_head_WH)
-            return Targets(logits_BNW.softmax(dim=-1), self.draft_id_V[batch.top_BN])
+    @torch.no_grad()
+    def probabilities(self, last_H: Tensor) -> Tensor:
+        """Return the target's probabilities, renormalised; `[..., H] -> [..., W]`."""
+        return F.linear(last_H.to(self.lm_head_WH.dtype), self.lm_head_WH).softmax(dim=-1)
+
+    def draft_ids(self, batch: Batch) -> Tensor:
+        """Return the draft id of the most probable token `[B, N]`, -1 where it has none."""
+        return self.draft_id_V[batch.top_BN]
+
+
+def first_row(counted_BN: Tensor, steps: int) -> int:
+    """Return the first row of which any of `steps` steps has a position that counts."""
+    places = counted_BN.any(dim=0).nonzero()
+    return max(0, int(places[0]) - steps) if len(places) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +107,21 @@ class Eagle3Objective:
 
     def loss(self, head: Head, batch: Batch, generator: torch.Generator) -> Loss:  # noqa: ARG002
         """Return the loss; a position whose best token cannot be drafted does not count."""
-        targets = self.vocabulary.targets(batch)
         weight_BN = batch.completion_BN + self.prompt_weight * batch.prompt_BN
-        weight_BN = weight_BN * (targets.top_BN >= 0)
+        weight_BN = weight_BN * (self.vocabulary.draft_ids(batch) >= 0)
+        # Prompts and padding outnumber what counts; the widest product is spared them.
+        counted_BN = weight_BN > 0
+        place_BN = counted_BN.flatten().cumsum(0).view_as(counted_BN) - 1
+        p_PW = self.vocabulary.probabilities(batch.last_BNH[counted_BN])
         total = torch.zeros((), device=batch.tokens_BN.device)
-        for step, out_BRH in enumerate(unroll(head, batch.tokens_BN, batch.aux_BNF, self.steps)):
-            logits_BRW = head.logits(out_BRH)
-            p_BRW = targets.p_BNW[:, 1 + step :].to(logits_BRW.dtype)
-            loss = soft_cross_entropy(logits_BRW, p_BRW, weight_BN[:, 1 + step :])
-            total = total + self.decay**step * loss
+        first = first_row(counted_BN, self.steps)
+        outs = unroll(head, batch.tokens_BN, batch.aux_BNF, self.steps, first)
+        for begin, out_BRH in enumerate(outs, 1 + first):
+            counted_BR = counted_BN[:, begin:]
+            logits_CW = head.logits(out_BRH[counted_BR])
+            p_CW = p_PW[place_BN[:, begin:][counted_BR]].to(logits_CW.dtype)
+            loss = soft_cross_entropy(logits_CW, p_CW, weight_BN[:, begin:][counted_BR])
+            total = total + self.decay ** (begin - 1 - first) * loss
         return Loss(total, weight_BN[:, 1:].sum())
 
 
@@ -130,12 +135,13 @@ class Eagle1Objective:
         """Return the loss of the completion positions; the input features carry uniform noise."""
         noise = torch.rand(batch.aux_BNF.shape, generator=generator).to(batch.aux_BNF.device) - 0.5
         noise *= _NOISE_WIDTH * _NOISE_LENGTH / batch.tokens_BN.shape[1]
-        out_BRH = next(unroll(head, batch.tokens_BN, batch.aux_BNF + noise, 1))
+        noisy_BNF = batch.aux_BNF + noise.to(batch.aux_BNF.device)
+        out_BRH = next(unroll(head, batch.tokens_BN, noisy_BNF, 1))
         weight_BR = batch.completion_BN[:, 1:].float()
         wanted_BRH = batch.last_BNH[:, 1:].float()
         feature_BR = F.smooth_l1_loss(out_BRH.float(), wanted_BRH, reduction="none").mean(dim=-1)
         logits_BRW = head.logits(out_BRH)
-        p_BRW = self.vocabulary.targets(batch).p_BNW[:, 1:].to(logits_BRW.dtype)
+        p_BRW = self.vocabulary.probabilities(batch.last_BNH[:, 1:]).to(logits_BRW.dtype)
         token = soft_cross_entropy(logits_BRW, p_BRW, weight_BR)
         total = _FEATURE_WEIGHT * (feature_BR * weight_BR).sum() + _TOKEN_WEIGHT * token
         return Loss(total, weight_BR.sum())

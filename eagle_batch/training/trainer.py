@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from eagle_batch.errors import DataError
 from eagle_batch.models.checkpoints import assemble, load_head
@@ -23,7 +22,7 @@ from eagle_batch.models.export import export_head
 from eagle_batch.models.heads import Head
 from eagle_batch.models.layouts import HeadParts
 from eagle_batch.training.config import TrainingConfig
-from eagle_batch.training.dataset import Dataset, feature_scale
+from eagle_batch.training.dataset import Dataset, feature_scale, rescale_fc
 from eagle_batch.training.features import Chunk
 from eagle_batch.training.initial import head_config_for, random_tensors, tensors_from_target
 from eagle_batch.training.objectives import (
@@ -89,7 +88,7 @@ class Trainer:
         )
         self.scale_F = feature_scale(chunks) if scaled else None
         self.data = Dataset(chunks, config.held_out, self.scale_F)
-        _multiply_fc(self.head, self.scale_F)
+        rescale_fc(self.head, self.scale_F)
         self.head.to(self.device)
         self.held_out = self.data.validation[: config.held_out_rows]
         self.vocabulary = DraftVocabulary(
@@ -223,11 +222,11 @@ class Trainer:
 
     def _export(self, name: str, layout: Any) -> None:
         """Export with the features' scale folded into fc; the head being trained is restored."""
-        _multiply_fc(self.head, None if self.scale_F is None else 1 / self.scale_F)
+        rescale_fc(self.head, None if self.scale_F is None else 1 / self.scale_F)
         try:
             export_head(self.head, self.config.out / name, layout=layout, verifier=self.name)
         finally:
-            _multiply_fc(self.head, self.scale_F)
+            rescale_fc(self.head, self.scale_F)
 
     def _batches(self, epoch: int) -> list[list[int]]:
         return self.data.epoch(self.config.seed, epoch, self.config.batch_tokens)
@@ -347,14 +346,6 @@ def _groups(head: Head, config: TrainingConfig) -> list[dict[str, Any]]:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-
-
-@torch.no_grad()
-def _multiply_fc(head: Head, scale_F: Tensor | None) -> None:
-    """Rescale the columns of fc, so that it reads features that were divided by `scale_F`."""
-    if scale_F is not None:
-        weight: Tensor = head.fc.weight  # type: ignore[union-attr, assignment]
-        weight.mul_(scale_F.to(weight.device))
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -9,7 +9,11 @@ sees
 takes token i + 1 + s, has position i + s, and predicts the token after it. Texts are padded on the
 right; every step has one row less, because one token less is left to predict.
 
-Shape legend: B texts, N tokens of the longest text, R rows of a step (N - 1 - s), A query heads,
+Rows before a `first` one, such as those of prompts, are needed as keys only: later steps leave them
+out, and row r of a step stands for row first + r above.
+
+Shape legend: B texts, N tokens of the longest text, R rows of a step (N - 1 - s - first; those of
+step 0 before `first` run too, and are not yielded), A query heads,
 G key/value heads, D head dimension, F width of the features, H hidden size.
 """
 
@@ -26,7 +30,8 @@ from eagle_batch.models.heads import Head
 class StepAttention:
     """The attention of one unrolled pass; called once a step, it remembers earlier steps' keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -36,16 +41,19 @@ class StepAttention:
         self._values.append(v_BGRD)
         texts, heads, rows, size = q_BARD.shape
         groups = k_BGRD.shape[1]
+        before = self._first if len(self._keys) > 1 else 0
+        seen = before + rows
         q = (q_BARD * size**-0.5).reshape(texts, groups, heads // groups, rows, size)
-        prefix_keys, prefix_values = (x[0][:, :, :rows] for x in (self._keys, self._values))
+        prefix_keys, prefix_values = (x[0][:, :, :seen] for x in (self._keys, self._values))
         scores = _fold(q) @ prefix_keys.transpose(-1, -2)
-        scores = scores.view(*q.shape[:4], rows).masked_fill(_future(rows, q.device), -torch.inf)
+        future = _future(rows, before, q.device)
+        scores = scores.view(*q.shape[:4], seen).masked_fill(future, -torch.inf)
         own = [_own_scores(q, key[:, :, None, :rows]) for key in self._keys[1:]]
         weights = torch.softmax(torch.cat([scores, *own], dim=-1), dim=-1, dtype=torch.float32)
         weights = weights.to(q.dtype)
-        out = (_fold(weights[..., :rows]) @ prefix_values).view(q.shape)
+        out = (_fold(weights[..., :seen]) @ prefix_values).view(q.shape)
         for step, value in enumerate(self._values[1:]):
-            out = out + weights[..., rows + step, None] * value[:, :, None, :rows]
+            out = out + weights[..., seen + step, None] * value[:, :, None, :rows]
         return out.reshape(texts, heads, rows, size)
 
 
@@ -58,18 +66,22 @@ def _own_scores(q: Tensor, key: Tensor) -> Tensor:
     return (q * key).sum(dim=-1, keepdim=True)
 
 
-def _future(rows: int, device: torch.device) -> Tensor:
-    return torch.ones(rows, rows, dtype=torch.bool, device=device).triu(1)
+def _future(rows: int, before: int, device: torch.device) -> Tensor:
+    return torch.ones(rows, before + rows, dtype=torch.bool, device=device).triu(1 + before)
 
 
-def unroll(head: Head, tokens_BN: Tensor, features_BNF: Tensor, steps: int) -> Iterator[Tensor]:
-    """Yield the outputs of steps 0..steps-1; row i of step s predicts the token i + 2 + s."""
-    attend = StepAttention()
+def unroll(
+    head: Head, tokens_BN: Tensor, features_BNF: Tensor, steps: int, first: int = 0
+) -> Iterator[Tensor]:
+    """Yield the outputs of each step; row r of step s predicts the token first + r + 2 + s."""
+    attend = StepAttention(first)
     positions_N = torch.arange(tokens_BN.shape[1], device=tokens_BN.device)
     g_BRH = head.fuse(features_BNF)
-    for step in range(min(steps, tokens_BN.shape[1] - 1)):
-        tokens_BR = tokens_BN[:, 1 + step :]
+    for step in range(min(steps, tokens_BN.shape[1] - 1 - first)):
+        before = first if step else 0
+        tokens_BR = tokens_BN[:, 1 + step + before :]
         rows = tokens_BR.shape[1]
-        positions_BR = (positions_N[:rows] + step).expand(len(tokens_BN), rows)
-        g_BRH = head(tokens_BR, g_BRH[:, :rows], positions_BR, attend)
+        positions_BR = (positions_N[before : before + rows] + step).expand(len(tokens_BN), rows)
+        out_BRH = head(tokens_BR, g_BRH[:, :rows], positions_BR, attend)
+        g_BRH = out_BRH if step else out_BRH[:, first:]
         yield g_BRH

@@ -14,7 +14,7 @@ from torch import Tensor
 from eagle_batch.models.heads import Head
 from eagle_batch.training.dataset import Batch, Dataset
 from eagle_batch.training.features import groups_of_similar_length
-from eagle_batch.training.objectives import DraftVocabulary
+from eagle_batch.training.objectives import DraftVocabulary, first_row
 from eagle_batch.training.unroll import unroll
 
 #: Share of a text's tokens that must be the target's first choice for the text to count as greedy;
@@ -71,17 +71,20 @@ def _count(head: Head, batch: Batch, vocabulary: DraftVocabulary, counts: _Count
     first_choice_BN = vocabulary.draft_id_V[batch.top_BN]
     text_BN = vocabulary.draft_id_V[batch.tokens_BN]
     steps = len(counts.reached)
-    alive_BR = torch.ones_like(batch.completion_BN[:, 1:])
+    first = first_row(batch.completion_BN, steps)
+    alive_BR = torch.ones_like(batch.completion_BN[:, 1 + first :])
     shape = (steps, *batch.tokens_BN.shape)
     followed = torch.zeros(shape, dtype=torch.bool, device=batch.tokens_BN.device)
-    for step, out_BRH in enumerate(unroll(head, batch.tokens_BN, batch.aux_BNF, steps)):
+    outs = unroll(head, batch.tokens_BN, batch.aux_BNF, steps, first)
+    for step, out_BRH in enumerate(outs):
         drafted_BR = head.logits(out_BRH).argmax(dim=-1)
-        rows = drafted_BR.shape[1]
-        alive_BR = alive_BR[:, :rows] & batch.completion_BN[:, 1 + step :]
+        rows, begin = drafted_BR.shape[1], 1 + step + first
+        alive_BR = alive_BR[:, :rows] & batch.completion_BN[:, begin:]
         counts.reached[step] += int(alive_BR.sum())
-        alive_BR = alive_BR & (drafted_BR == first_choice_BN[:, 1 + step :])
+        alive_BR = alive_BR & (drafted_BR == first_choice_BN[:, begin:])
         counts.accepted[step] += int(alive_BR.sum())
-        followed[step, :, : rows - 1] = drafted_BR[:, :-1] == text_BN[:, 2 + step :]
+        drawn = slice(first, first + rows - 1)
+        followed[step, :, drawn] = drafted_BR[:, :-1] == text_BN[:, begin + 1 :]
     counts.texts += len(batch.tokens_BN)
     for row in range(len(batch.tokens_BN)):
         if _is_greedy(batch, row):

@@ -10,7 +10,7 @@ from eagle_batch.models.checkpoints import assemble
 from eagle_batch.models.heads import Head, HeadConfig
 from eagle_batch.models.layouts import HeadParts
 from eagle_batch.training.initial import random_tensors
-from eagle_batch.training.objectives import soft_cross_entropy
+from eagle_batch.training.objectives import first_row, soft_cross_entropy
 from eagle_batch.training.unroll import unroll
 
 STEPS, TOKENS = 4, 9
@@ -79,6 +79,30 @@ def test_every_row_of_every_step_is_a_drafted_chain() -> None:
         for row in range(TOKENS - STEPS):
             for step, state in enumerate(draft_chain(head, tokens, features, row, STEPS)):
                 torch.testing.assert_close(outs[step][0, row], state, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_before_the_first_one_are_left_out_and_change_nothing() -> None:
+    generator = torch.Generator().manual_seed(7)
+    for kind in ("eagle3", "eagle1"):
+        head = make_head(kind)
+        tokens = torch.randint(50, (2, TOKENS), generator=generator)
+        features = torch.randn(2, TOKENS, head.config.feature_width, generator=generator)
+        whole = list(unroll(head, tokens, features, STEPS))
+        for first in (1, 3):
+            part = list(unroll(head, tokens, features, STEPS, first))
+            assert len(part) == STEPS
+            for step, out in enumerate(part):
+                torch.testing.assert_close(out, whole[step][:, first:], rtol=1e-5, atol=1e-5)
+
+
+def test_no_position_that_counts_is_before_the_first_row() -> None:
+    """Row r of step s is about position first + r + 1 + s."""
+    counted = torch.zeros(2, TOKENS, dtype=torch.bool)
+    assert first_row(counted, STEPS) == 0
+    counted[1, 6:] = True
+    assert first_row(counted, 4) == 2
+    counted[0, 2] = True
+    assert first_row(counted, 4) == 0
 
 
 def test_steps_are_told_apart_from_plain_causal_attention() -> None:
