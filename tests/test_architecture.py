@@ -71,6 +71,7 @@ LIBRARIES = {
         "job/cluster.py",
         "job/telemetry.py",
         "job/training.py",
+        "job/ray_trainer.py",
         # An output as a Ray Dataset.
         "api/ray_data.py",
     },

@@ -60,6 +60,13 @@ def test_what_leaves_the_text_alone_leaves_the_fingerprint_alone(tmp_path: Path,
     assert explain_difference(resolved(old), resolved(new)) == []
 
 
+def test_a_head_that_is_trained_beside_the_job_leaves_the_fingerprint_alone(tmp_path: Path) -> None:
+    old = make_pipeline(tmp_path, {"speculation": {}})
+    new = make_pipeline(tmp_path, {"speculation": {"adapt": True}})
+    assert fingerprint(old, INPUTS) == fingerprint(new, INPUTS)
+    assert explain_difference(resolved(old), resolved(new)) == []
+
+
 @pytest.mark.parametrize("key", BOUND)
 def test_what_can_change_a_row_changes_the_fingerprint_and_is_named(
     tmp_path: Path, key: str

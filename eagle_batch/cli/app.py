@@ -209,6 +209,8 @@ def _show_result(console: Any, result: JobResult, pipeline: Pipeline) -> None:
         click.echo(f"{what} {result.output}/errors/*{ending}")
     if result.metrics is not None:
         click.echo(f"report:      {result.output}/report.html")
+        if result.metrics.get("adaptation", {}).get("head"):
+            click.echo(f"head:        {result.output}/head (speculation.head of other pipelines)")
 
 
 @main.command(short_help="Check a pipeline and its input; nothing is started.")
@@ -238,6 +240,9 @@ def _plan_lines(pipeline: Pipeline, summary: PlanSummary) -> list[tuple[str, str
     shape = f"{tree.tree} tree, depth {tree.depth}, width {tree.width}, {tree.nodes} nodes"
     drafts = tree.head or tree.draft
     head = "none" if drafts is None else f"{drafts} ({shape})"
+    if tree.adapt is not None:
+        begin = "n-grams" if drafts is None else head
+        head = f"{begin} at first, then one trained beside the job ({shape})"
     files = ", ".join(file.path for file in summary.files[:5])
     more = f" and {len(summary.files) - 5} more" if len(summary.files) > 5 else ""
     return [

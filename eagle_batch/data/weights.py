@@ -31,7 +31,7 @@ def fetch_url(url: str, patterns: Sequence[str] = TARGET_FILES) -> Path:
     Raises ConfigError where the folder cannot be read or holds none of those files.
     """
     fs, names, state = _look(url, patterns)
-    final = _cache() / "targets" / state
+    final = cache_folder() / "targets" / state
     with node_lock(final.name):
         if not final.is_dir():
             _copy(fs, names, final, url)
@@ -79,7 +79,7 @@ def fetch_hub(model: str, revision: str | None, patterns: Sequence[str] = TARGET
 
     name = _digest(f"{model}@{revision} {patterns}")
     with node_lock(name):
-        answer = _cache() / "locks" / f"{name}.answer"
+        answer = cache_folder() / "locks" / f"{name}.answer"
         found = _fresh(answer)
         if found is None:
             found = Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
@@ -102,7 +102,7 @@ def node_lock(name: str) -> Iterator[None]:
     """Let one process of this node in at a time; released when its holder dies."""
     from filelock import FileLock
 
-    folder = _cache() / "locks"
+    folder = cache_folder() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{name}.lock"):
         yield
@@ -116,7 +116,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Return where this machine keeps what it fetched."""
     own = os.environ.get("EAGLE_BATCH_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return (Path(own) if own else Path(shared) / "eagle-batch").expanduser()

@@ -91,6 +91,10 @@ class VllmEngine:
         """Return the counters since the engine was built."""
         return self._counters() - self._before
 
+    def use_head(self, name: str) -> None:
+        """Refuse: no pipeline that adapts has this engine."""
+        raise NotImplementedError(f"vllm cannot go on with the head {name}")
+
     def _counters(self) -> EngineMetrics:
         """Return vLLM's own counters as ours."""
         found = {metric.name.removeprefix("vllm:"): metric for metric in self._engine.get_metrics()}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from eagle_batch.job.logs import Log, log_to_stderr
 from eagle_batch.job.reports import Failure, Place, PumpReport, WorkerInfo
 from eagle_batch.job.spec import WorkerSpec
-from eagle_batch.job.tasks import Lease, Order
+from eagle_batch.job.tasks import Lease, NewHead, Order
 from eagle_batch.job.telemetry import Telemetry
 
 
@@ -65,6 +65,8 @@ class WorkerActor:
         if isinstance(order, Lease):
             made = sum(share.stop - share.start for share in order.shares)
             self._log.info("shard taken", **_ids(order), rows=order.task.rows, made_by_others=made)
+        elif isinstance(order, NewHead):
+            self._log.info("new head", head=order.number)
         else:
             self._log.info("shard withdrawn", shard=order.key, attempt=order.attempt)
 

@@ -21,6 +21,7 @@ from eagle_batch.errors import (
     StoppedError,
     StoreError,
 )
+from eagle_batch.job.adapter import Adapter, MakeTrainer
 from eagle_batch.job.coordinator import Coordinator
 from eagle_batch.job.entries import DRIVER
 from eagle_batch.job.events import (
@@ -54,7 +55,7 @@ from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
 from eagle_batch.job.layers import made_layer
 from eagle_batch.job.ledger import METRICS, Ledger, Scan
 from eagle_batch.job.logs import Log
-from eagle_batch.job.meter import Meter
+from eagle_batch.job.meter import Meter, Snapshot
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.pace import Paces
 from eagle_batch.job.reports import (
@@ -91,8 +92,12 @@ def run_job(
     make_pool: Callable[[float], SizedPool],
     watcher: Watcher,
     store: Store | None = None,
+    make_trainer: MakeTrainer | None = None,
 ) -> JobResult:
     """Run a job to its end, or what is left of it; `make_pool` gets the job's first start time.
+
+    make_trainer: starts what trains the head of a job that adapts; called with that time too, when
+    there is enough to learn from.
 
     Raises OutputBusyError, LedgerError or StoreError about the output, ConfigError or ModelError
     when no engine can be built, StoppedError when the job gave up, InterruptedRunError on Ctrl-C.
@@ -106,7 +111,8 @@ def run_job(
     ledger = Ledger(store, job.identity, objects, run)
     scan = ledger.open(job.about)
     try:
-        result = _run_scanned(job, ledger, scan, make_pool, watcher, run)
+        adapter = Adapter(job.pipeline, whole, make_trainer, ledger.identity.started)
+        result = _run_scanned(job, ledger, scan, make_pool, watcher, adapter)
         if layers:
             result = finish(job, ledger, whole, result, watcher)
     except StoreError as error:
@@ -128,7 +134,7 @@ def _run_scanned(
     scan: Scan,
     make_pool: Callable[[float], SizedPool],
     watcher: Watcher,
-    run: str,
+    adapter: Adapter,
 ) -> JobResult:
     _tell(watcher, scan, exclusive=ledger.exclusive)
     if scan.complete:
@@ -137,8 +143,9 @@ def _run_scanned(
     # After the pool: Ray takes SIGTERM for itself when it starts.
     with Interrupts() as interrupts:
         try:
-            result = _Run(job, ledger, scan, pool, watcher, run, interrupts).run()
+            result = _Run(job, ledger, scan, pool, watcher, adapter, interrupts).run()
         finally:
+            adapter.close()
             pool.close()
     ledger.tidy()
     return result
@@ -179,7 +186,7 @@ class _Run:
         scan: Scan,
         pool: SizedPool,
         watcher: Watcher,
-        run: str,
+        adapter: Adapter,
         interrupts: Interrupts,
     ) -> None:
         done = {key: (c.rows, c.quarantined, c.dropped) for key, c in scan.commits.items()}
@@ -187,11 +194,12 @@ class _Run:
         self._ledger = ledger
         self._pool = pool
         self._watcher = watcher
-        self._log = Log(job=job.pipeline.name, run=run)
+        self._adapter = adapter
+        self._log = Log(job=job.pipeline.name, run=ledger.run)
         self._interrupts = interrupts
         rules = job.rules(pool.size, exclusive=ledger.exclusive)
-        self._coordinator = Coordinator(scan.tasks, rules, done, run)
-        self._meter = Meter(run)
+        self._coordinator = Coordinator(scan.tasks, rules, done, ledger.run)
+        self._meter = Meter(ledger.run)
         self._commits = dict(scan.commits)
         self._outbox: dict[int, list[Order]] = defaultdict(list)
         self._paces = Paces(job.pipeline.samples)
@@ -209,9 +217,11 @@ class _Run:
             if self._interrupts.requested:
                 self._feed(Interrupted())
             self._look_around()
+            snapshot = self._meter.snapshot(self._coordinator.tally())
+            self._adapt(snapshot)
             self._keep_pumping()
             self._ledger.tend()
-            self._publish()
+            self._publish(snapshot)
         return self._finish(self._coordinator.ended)
 
     # -- what happened -----------------------------------------------------------------------
@@ -266,6 +276,7 @@ class _Run:
     def _pumped(self, event: Pumped) -> None:
         self._meter.pumped(event.worker, event.report)
         self._paces.pumped(event.worker, event.report)
+        self._adapter.take(event.report.texts)
         for notice in event.report.notices:
             self._watcher.say(f"worker {event.worker}: {notice}")
         for lease, commit in event.report.committed:
@@ -353,7 +364,14 @@ class _Run:
                 # One that holds nothing any more may have to be told so.
                 if not (worker.holding or number in self._outbox):
                     break
-                self._pool.pump(number, tuple(self._outbox.pop(number, ())), PUMP_S)
+                orders = (*self._adapter.news(number), *self._outbox.pop(number, ()))
+                self._pool.pump(number, orders, PUMP_S)
+
+    def _adapt(self, snapshot: Snapshot) -> None:
+        """Let the head learn; every worker hears of a better one with its next pump."""
+        for event in self._adapter.tend(snapshot.elapsed_s, snapshot.eta_s):
+            self._log.info(event.text, head=event.version)
+            self._watcher.say(event.text)
 
     def _close_task(self, lease: Lease, parts: tuple[Task, ...]) -> None:
         """Put the zero-row object, unless a late worker was first; then its rows are kept."""
@@ -378,14 +396,15 @@ class _Run:
 
     # -- what is shown and kept --------------------------------------------------------------
 
-    def _publish(self) -> None:
-        self._watcher.update(self._meter.snapshot(self._coordinator.tally()))
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._watcher.update(snapshot)
         if time.monotonic() - self._metrics_at >= METRICS_S:
             self._metrics_at = time.monotonic()
             self._write_metrics("running")
 
     def _write_metrics(self, state: str) -> dict[str, Any]:
         document = self._meter.document(self._coordinator.tally(), state)
+        document["adaptation"] = self._adapter.document()
         body = json.dumps(document | {"earlier_runs": self._earlier_runs})
         self._ledger.store.put_replace(METRICS, body.encode())
         return document

@@ -121,7 +121,8 @@ class Ledger:
         self.identity = identity
         #: Whether the store lets one attempt alone create an object; known after `open`.
         self.exclusive = True
-        self._run = run
+        #: Token of this run.
+        self.run = run
         self._clock = clock
         self._lock = Lock(store, run, clock)
         self._waiting: list[str] = []
@@ -189,8 +190,8 @@ class Ledger:
 
     def _note_run(self, about: dict[str, Any]) -> None:
         number = next_number(self.store.list(RUNS))
-        body = json.dumps({"run": self._run, "started": self._clock(), **about}, indent=2)
-        self.store.put_new(f"{RUNS}/{number:06d}-{self._run}.json", body.encode())
+        body = json.dumps({"run": self.run, "started": self._clock(), **about}, indent=2)
+        self.store.put_new(f"{RUNS}/{number:06d}-{self.run}.json", body.encode())
 
     def record(self, commit: Commit) -> None:
         """Note a commit; it is written with the next batch."""
@@ -213,7 +214,7 @@ class Ledger:
         if not self._waiting:
             return
         lines = "".join(line + "\n" for line in self._waiting)
-        key = f"{COMMITS}/{self._next_record:06d}-{self._run}.jsonl"
+        key = f"{COMMITS}/{self._next_record:06d}-{self.run}.jsonl"
         if not self.store.put_new(key, lines.encode()):
             raise LedgerError(f"{key}: exists already; another driver writes this output")
         self._next_record += 1

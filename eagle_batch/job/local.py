@@ -73,6 +73,10 @@ class Engine:
         """Return the counters since the engine was built."""
         return self._engine.metrics()
 
+    def use_head(self, name: str) -> None:
+        """Draft with another head from now on."""
+        self._engine.use_head(name)
+
     def prompt(self, address: int) -> str:
         """Return the text of a prompt as the model saw it, special tokens included."""
         return self.tokenizer.decode(

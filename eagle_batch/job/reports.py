@@ -8,6 +8,7 @@ from typing import Protocol
 
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.errors import EagleBatchError
+from eagle_batch.job.adapting import Learnt, Round, Text
 from eagle_batch.job.tasks import Commit, Lease, Order, Progress, Share
 
 #: Lines of a worker's traceback that are kept: the end says what went wrong.
@@ -87,6 +88,8 @@ class PumpReport:
     notices: tuple[str, ...] = ()
     #: (validator, whether it passed) and the texts of which that was said.
     checked: tuple[tuple[tuple[str, bool], int], ...] = ()
+    #: Finished completions, where a head is to learn from them.
+    texts: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +174,16 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """End all workers at once."""
+
+
+class HeadTrainer(Protocol):
+    """A process that trains a head; nothing here blocks."""
+
+    def begin(self, work: Round) -> None:
+        """Queue a round; `poll` tells of its end."""
+
+    def poll(self) -> Learnt | Failure | None:
+        """Return what the round came to, None while it runs; after a Failure it is of no use."""
+
+    def close(self) -> None:
+        """End the process, whatever it does."""

@@ -34,6 +34,8 @@ class Resources:
     placement: str = "default"
     #: Whether the number follows what the cluster has room for, as nodes join and leave.
     follows: bool = False
+    #: What is kept free on one of the nodes for something else than workers, by Ray's names.
+    beside: Mapping[str, float] = field(default_factory=dict)
 
     def needs(self) -> dict[str, float]:
         """Return what one worker takes of a node, by Ray's names."""
@@ -45,6 +47,7 @@ class Resources:
     def room(self, nodes: Sequence[Node]) -> int:
         """Return how many workers these nodes hold in all, were they empty."""
         needs = self.needs()
+        nodes = _without(nodes, self.beside)
         return sum(
             min(int(node.get(name, 0.0) / much + 1e-9) for name, much in needs.items())
             for node in nodes
@@ -62,7 +65,12 @@ class Resources:
 
 
 def choose_resources(
-    workers: Workers, threads: int | None, nodes: Sequence[Node], cores: int | None = None
+    workers: Workers,
+    threads: int | None,
+    nodes: Sequence[Node],
+    cores: int | None = None,
+    *,
+    beside: Mapping[str, float] | None = None,
 ) -> Resources:
     """Settle the number and size of workers for a cluster of such nodes.
 
@@ -83,6 +91,7 @@ def choose_resources(
         custom=workers.resources,
         placement=workers.placement,
         follows=workers.count == "auto" and each > 0,
+        beside=beside or {},
     )
     return _with_count(asked, workers, nodes, cores)
 
@@ -100,6 +109,18 @@ def _with_count(
 def _automatic(asked: Resources, workers: Workers, nodes: Sequence[Node]) -> int:
     count = max(asked.room(nodes) if asked.gpus else 1, workers.min)
     return count if workers.max is None else min(count, workers.max)
+
+
+def _without(nodes: Sequence[Node], taken: Mapping[str, float]) -> list[Node]:
+    """Return the nodes without what something else takes of the first that has it all."""
+    left = [dict(node) for node in nodes]
+    wanted = {name: much for name, much in taken.items() if much}
+    for node in left:
+        if wanted and all(node.get(name, 0.0) >= much for name, much in wanted.items()):
+            for name, much in wanted.items():
+                node[name] -= much
+            break
+    return list(left)
 
 
 def describe_nodes(nodes: Sequence[Node]) -> str:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,24 +31,34 @@ OBJECT_STORE_BYTES = 128 << 20
 
 @contextmanager
 def ray_session(
-    workers: Workers, threads: int | None, say: Callable[[str], None], *, dashboard: bool = False
+    workers: Workers,
+    threads: int | None,
+    say: Callable[[str], None],
+    *,
+    dashboard: bool = False,
+    beside: Mapping[str, float] | None = None,
 ) -> Iterator[Resources]:
     """Have Ray while entered: the cluster that RAY_ADDRESS names, else one inside this process.
+
+    beside: what is kept free for something else than workers, by Ray's names.
 
     Yields what the workers get. Raises StoppedError when Ray cannot be started.
     """
     if os.environ.get("RAY_ADDRESS"):
         with _connected():
-            yield _say(choose_resources(workers, threads, list(alive_nodes().values())), say)
+            nodes = list(alive_nodes().values())
+            yield _say(choose_resources(workers, threads, nodes, beside=beside), say)
         return
     cores = len(os.sched_getaffinity(0))
     if _asks_for_no_token():
         say("Ray was imported before, without tokens: other users of this machine can reach it")
-    with _embedded(workers, cores, dashboard=dashboard) as url:
+    room = cores + int((beside or {}).get("CPU", 0))
+    with _embedded(workers, room, dashboard=dashboard) as url:
         if url:
             token = os.environ.get("RAY_AUTH_TOKEN", "none")
             say(f"dashboard: http://{url} (token {token})")
-        resources = choose_resources(workers, threads, list(alive_nodes().values()), cores)
+        nodes = list(alive_nodes().values())
+        resources = choose_resources(workers, threads, nodes, cores, beside=beside)
         _refuse_without_room(resources, workers)
         yield _say(resources, say)
 

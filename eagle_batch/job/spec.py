@@ -61,6 +61,9 @@ class EngineLike(Protocol):
     def metrics(self) -> EngineMetrics:
         """Return the counters since the engine was built."""
 
+    def use_head(self, name: str) -> None:
+        """Draft with another head from now on; for engines that were built to adapt."""
+
 
 EngineFactory = Callable[[EngineSpec], EngineLike]
 
@@ -128,6 +131,7 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         and tree.method in ({"auto", "ngram"} if pipeline.engine.kind == "own" else {"ngram"}),
         branch=tree.ngram_branch,
         draft=None if tree.draft is None else _resolved(tree.draft),
+        adapt=tree.adapt is not None,
     )
 
 

@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from eagle_batch.data.describe import prepare
+from eagle_batch.data.plan import Plan
 from eagle_batch.errors import ConfigError
 from eagle_batch.job.about import about_run
+from eagle_batch.job.adapter import MakeTrainer
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
 from eagle_batch.job.logs import logged_to
+from eagle_batch.job.reports import HeadTrainer
 from eagle_batch.job.spec import EngineFactory, WorkerSpec, build_real_engine
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.modules import folders
@@ -49,7 +52,13 @@ def run_on_ray(
             from eagle_batch.job.session import ray_session
 
             threads = pipeline.engine.threads
-            session = ray_session(pipeline.workers, threads, watcher.say, dashboard=dashboard)
+            session = ray_session(
+                pipeline.workers,
+                threads,
+                watcher.say,
+                dashboard=dashboard,
+                beside=_beside(pipeline),
+            )
             resources = stack.enter_context(session)
             folder = log_folder() if os.environ.get("RAY_ADDRESS") else None
             if folder is not None:
@@ -65,4 +74,27 @@ def run_on_ray(
             )
             return RayPool(spec, resources, pipeline.limits.stall_seconds)
 
-        return run_job(job, make_pool, watcher)
+        make_trainer = _trainer_maker(pipeline, plan, build)
+        return run_job(job, make_pool, watcher, make_trainer=make_trainer)
+
+
+def _trainer_maker(pipeline: Pipeline, plan: Plan, build: EngineFactory) -> MakeTrainer | None:
+    """Return what starts the trainer of a job that adapts."""
+    budget = pipeline.speculation.adapt
+    if budget is None:
+        return None
+
+    def make(started: float) -> HeadTrainer:
+        from eagle_batch.job.ray_trainer import RayTrainer
+
+        device = "cuda" if budget.gpus else "cpu"
+        spec = WorkerSpec(pipeline, plan, started, device, budget.cpus, build)
+        return RayTrainer(spec, cpus=budget.cpus, gpus=budget.gpus)
+
+    return make
+
+
+def _beside(pipeline: Pipeline) -> dict[str, float]:
+    """Return what the trainer takes of the cluster, by Ray's names."""
+    budget = pipeline.speculation.adapt
+    return {} if budget is None else {"CPU": float(budget.cpus), "GPU": budget.gpus}

@@ -100,8 +100,16 @@ class Withdrawal:
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class NewHead:
+    """Tells a worker to draft with the head that lies in the output."""
+
+    #: Which of the job's heads it is, from 1.
+    number: int
+
+
 #: What a worker can be told.
-Order = Lease | Withdrawal
+Order = Lease | Withdrawal | NewHead
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,16 @@ from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams
 from eagle_batch.errors import ConfigError, LedgerError, RequestError, StoreError
+from eagle_batch.job.adapting import Texts
 from eagle_batch.job.elastic import ElasticEngine
+from eagle_batch.job.head_copy import newest_head
 from eagle_batch.job.layers import made_layer
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
 from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
-from eagle_batch.job.tasks import Commit, Lease, Order, Share, Withdrawal
+from eagle_batch.job.tasks import Commit, Lease, NewHead, Order, Share, Withdrawal
 from eagle_batch.job.work import Flow, TaskWork
 from eagle_batch.pipeline.modules import look_in
 from eagle_batch.stages.calls import Call, Record
@@ -58,10 +60,9 @@ class Worker:
         self._reader = RowReader(pipeline, plan, self._prompter.stages)
         self._graph = Graph(pipeline, self._prompter)
         self._engine = ElasticEngine(spec.build, engine_spec(spec))
+        self._store = store or open_store(pipeline.output.path)
         self._objects = Objects(
-            made_layer(
-                store or open_store(pipeline.output.path), layers=pipeline.deduplicate is not None
-            ),
+            made_layer(self._store, layers=pipeline.deduplicate is not None),
             plan.fingerprint,
             make_form(pipeline.output),
             pipeline.samples,
@@ -77,6 +78,8 @@ class Worker:
         self._discarded: Counter[str] = Counter()
         self._failed: list[tuple[Lease, Failure]] = []
         self._shares: list[tuple[Lease, Share]] = []
+        #: What a head is to learn from; None where none does.
+        self._texts = None if pipeline.speculation.adapt is None else Texts()
         self._notices: list[str] = []
 
     def info(self) -> WorkerInfo:
@@ -104,6 +107,9 @@ class Worker:
         return self._report(committed, self._clock() - begun)
 
     def _obey(self, order: Order) -> None:
+        if isinstance(order, NewHead):
+            self._take_head(order)
+            return
         work = self._find(order)
         if isinstance(order, Lease):
             work = work or self._accept(order)
@@ -112,7 +118,16 @@ class Worker:
         elif work is not None:
             self._withdraw(work)
 
-    def _find(self, order: Order) -> TaskWork | None:
+    def _take_head(self, head: NewHead) -> None:
+        """Draft with the head in the output, or as before where it cannot be had."""
+        try:
+            place = newest_head(self._pipeline.output.path, self._store)
+        except (StoreError, OSError) as error:
+            self._notices.append(f"head {head.number} is not used: {error}")
+        else:
+            self._engine.use_head(place)
+
+    def _find(self, order: Lease | Withdrawal) -> TaskWork | None:
         """Return what there is of an attempt already."""
         key = order.key if isinstance(order, Withdrawal) else order.task.key
         for work in self._work:
@@ -218,6 +233,8 @@ class Worker:
         """Move a flow on to its next stage, or to its end."""
         handle = completion.request_id
         flow = self._flows.pop(handle)
+        if self._texts is not None:
+            self._texts.keep(completion.prompt_ids, completion.token_ids)
         if flow.ended:
             # One that was quarantined, or that another worker made, may have more in the engine.
             self._waste(Counter(tokens=len(completion.token_ids)))
@@ -289,6 +306,7 @@ class Worker:
             waiting=self._engine.waiting,
             notices=(*self._engine.notices, *self._notices),
             checked=tuple(self._checked.items()),
+            texts=() if self._texts is None else self._texts.take(),
         )
         for counter in (self._checked, self._settled, self._discarded):
             counter.clear()

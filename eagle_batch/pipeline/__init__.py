@@ -6,7 +6,7 @@ from eagle_batch.pipeline.fingerprint import (
     fingerprint,
     resolved,
 )
-from eagle_batch.pipeline.model import Speculation, Target
+from eagle_batch.pipeline.model import Adapt, Speculation, Target
 from eagle_batch.pipeline.prompt import Message
 from eagle_batch.pipeline.quality import Judge, Length, Validator, Vote
 from eagle_batch.pipeline.result import Output
@@ -28,6 +28,7 @@ __all__ = [
     "OUTPUT_COLUMNS",
     "ROW_VARIABLE",
     "TURN_VARIABLE",
+    "Adapt",
     "Decontaminate",
     "Deduplicate",
     "EngineOptions",

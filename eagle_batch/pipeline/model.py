@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from eagle_batch.pipeline.base import Section
 from eagle_batch.pipeline.problems import Rule
@@ -28,6 +28,39 @@ class Target(Section):
         le=1_048_576,
         description="Most tokens of prompt and completion; null: the model's limit, at most 2048.",
     )
+
+
+class Adapt(Section):
+    """A head that is trained while the job runs, on what the job writes."""
+
+    share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="Most of the job's time, what is left of it included, that training may take.",
+    )
+    tokens: int = Field(
+        default=4000,
+        ge=1,
+        le=1_000_000_000,
+        description="Generated tokens before the first training; later ones lie further apart.",
+    )
+    cpus: int = Field(
+        default=1, ge=1, le=1024, description="CPU cores reserved for the trainer; its threads."
+    )
+    gpus: float = Field(
+        default=0.0,
+        ge=0,
+        le=64,
+        description="GPUs of the trainer, which holds a copy of the target; 0 trains on the CPU.",
+    )
+
+
+def _adapt_switch(value: object) -> object:
+    """Take true as a section of defaults, and false as none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return value
 
 
 RankPath = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False, min_length=1)]
@@ -76,6 +109,11 @@ class Speculation(Section):
         le=32,
         description="Nodes of an n-gram branch beside the tree, which pays where texts repeat "
         "their prompts or themselves; with auto it is one more choice. 0 drafts none.",
+    )
+    adapt: Annotated[Adapt | None, BeforeValidator(_adapt_switch)] = Field(
+        default=None,
+        description="Train a head on the job's own texts while it runs, switch it in when it "
+        "drafts better, and leave it in the output's head/; true, or a section with its budget.",
     )
     paths: Annotated[tuple[RankPath, ...], Field(strict=False)] | None = Field(
         default=None,
@@ -134,7 +172,7 @@ class Speculation(Section):
                 ),
             ),
             (
-                (self.head or self.draft) is not None
+                (self.head or self.draft or self.adapt) is not None
                 and self.tree == "dynamic"
                 and self.nodes < self.depth,
                 (
@@ -144,8 +182,24 @@ class Speculation(Section):
             ),
         ]
 
+    def _adapt_rules(self) -> list[tuple[bool, Rule]]:
+        return [
+            (
+                self.adapt is not None and self.method != "auto",
+                (
+                    ("adapt", "method"),
+                    f"found adapt with {self.method!r}, which drafts with no new head; set auto",
+                ),
+            ),
+            (
+                self.adapt is not None and self.draft is not None,
+                (("adapt", "draft"), "found both; adapt trains a head; remove one of them"),
+            ),
+        ]
+
     def _draft_rules(self) -> list[tuple[bool, Rule]]:
         return [
+            *self._adapt_rules(),
             (
                 self.method == "draft_model" and self.draft is None,
                 (("draft", "method"), "found no draft model; name one, or set method: auto"),

@@ -42,6 +42,10 @@ def vllm_rules(
             (("speculation.tree",), "found 'static'; vllm drafts chains; leave it out"),
         ),
         (
+            draft.adapt is not None,
+            (("speculation.adapt",), "vllm takes no head while it runs; leave it out"),
+        ),
+        (
             draft.draft is not None,
             (("speculation.draft",), "found a draft model; vllm drafts with a head or n-grams"),
         ),

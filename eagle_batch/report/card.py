@@ -204,6 +204,8 @@ def _making(facts: OutputFacts) -> str:
     if facts.dropped:
         errors += f" + {facts.dropped:,} left out on purpose, there too"
     head = "none" if speculation["head"] is None else f"`{_shown(speculation['head'])}`"
+    if (facts.metrics or {}).get("adaptation", {}).get("head"):
+        head = "trained beside the job, in `head/`"
     values = (
         ("target", f"`{_shown(target['model'])}`, revision {revision}, {target['dtype']}"),
         ("head", f"{head}; it changes the speed, never the text"),

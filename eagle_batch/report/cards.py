@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_batch.report import plots
 from eagle_batch.report.output import Failures, OutputFacts
-from eagle_batch.report.over_time import choices, gains, occupancy, throughput
+from eagle_batch.report.over_time import adaptation, choices, gains, occupancy, throughput
 from eagle_batch.report.parts import Card, Column, Table, svg
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
@@ -22,7 +22,7 @@ MOST_LANES = 12
 def make_cards(facts: OutputFacts, statistics: RowStatistics, failures: Failures) -> list[Card]:
     """Return the cards for which there is something to show."""
     found = stretches(facts.metrics["series"] if facts.metrics else [])
-    cards = [*throughput(facts, found), *_positions(facts), *gains(found)]
+    cards = [*throughput(facts, found), *adaptation(facts), *_positions(facts), *gains(found)]
     cards += [*choices(facts), *occupancy(found), *_stages(statistics), *_time(facts)]
     cards += [*_lengths(statistics), *_workers(facts), *_failures(failures)]
     return [*cards, *_worker_tables(facts), *_notable(statistics), *_runs(facts)]

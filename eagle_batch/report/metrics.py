@@ -39,6 +39,8 @@ class JobMetrics:
     dropped: int = 0
     #: Of each validator: texts that it passed, and that it refused.
     validators: tuple[tuple[str, int, int], ...] = ()
+    #: Heads that were trained beside the job and took over.
+    heads: int = 0
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> JobMetrics:
@@ -62,6 +64,10 @@ class JobMetrics:
             validators=tuple(
                 (name, counts["passed"], counts["failed"])
                 for name, counts in document.get("validators", {}).items()
+            ),
+            heads=sum(
+                event["kind"] == "switch"
+                for event in document.get("adaptation", {}).get("events", ())
             ),
         )
 
@@ -97,6 +103,8 @@ def _lines(metrics: JobMetrics) -> list[tuple[str, str]]:
         lines.insert(2, ("dropped", f"{metrics.dropped:,}"))
     for name, passed, failed in metrics.validators:
         lines.append((f"{name} refused", f"{failed:,} of {passed + failed:,}"))
+    if metrics.heads:
+        lines.append(("trained heads that took over", f"{metrics.heads:,}"))
     if any(metrics.acceptance_at):
         rates = "  ".join(f"{rate:.0%}" for rate in metrics.acceptance_at)
         lines.append(("accepted at depth 1, 2, ...", rates))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from eagle_batch.report import plots
 from eagle_batch.report.output import OutputFacts
-from eagle_batch.report.parts import Card, svg
+from eagle_batch.report.parts import Card, Column, Table, svg
+from eagle_batch.report.progress import duration
 from eagle_batch.report.stretches import Stretch, by_use, shape_label, switches
 
 #: Draft shapes that are told apart, the most used ones, and switches that are marked.
@@ -26,7 +28,46 @@ def throughput(facts: OutputFacts, found: Sequence[Stretch]) -> Iterator[Card]:
         note += "; dotted lines mark it." if len(switched) <= MOST_SWITCHES else "."
     marks = switched if len(switched) <= MOST_SWITCHES else []
     alt = f"{average:,.1f} tokens a second on average; draft changed {times}"
-    yield Card("Throughput", note, svg(plots.throughput(found, average, marks)), alt, wide=True)
+    heads = [(event["at"], f"head {event['version']}") for event in _switched(facts)]
+    if heads:
+        note += " A line with a number is a head that was trained beside the job and took over."
+        alt += f"; {len(heads)} trained heads took over"
+    drawn = plots.throughput(found, average, marks, heads)
+    yield Card("Throughput", note, svg(drawn), alt, wide=True)
+
+
+def _events(facts: OutputFacts) -> list[dict[str, Any]]:
+    return list((facts.metrics or {}).get("adaptation", {}).get("events", []))
+
+
+def _switched(facts: OutputFacts) -> list[dict[str, Any]]:
+    return [event for event in _events(facts) if event["kind"] == "switch"]
+
+
+def adaptation(facts: OutputFacts) -> Iterator[Card]:
+    """Show what became of the head that was trained beside the job."""
+    events = _events(facts)
+    if not events:
+        return
+    names = ("learnt from", "seconds of training", "in use", "after training")
+    head = (Column("after", number=True), Column("what"), *(Column(n, number=True) for n in names))
+    yield Card(
+        "Adaptation",
+        "Rounds of training beside the job. In use and after training: tokens a pass that a chain "
+        "of drafts is expected to give on texts of this job that were held out; plain decoding "
+        "gives 1. The head lies in the output's head/.",
+        table=Table(head, tuple(map(_event_row, events))),
+        wide=True,
+    )
+
+
+def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
+    if event["kind"] == "stopped":
+        return (duration(event["at"]), event["text"], "", "", "", "")
+    what = f"head {event['version']} took over" if event["kind"] == "switch" else "no gain, undone"
+    before = "no head" if event["before"] is None else f"{event['before']:.2f}"
+    numbers = (f"{event['tokens']:,} tokens", f"{event['seconds']:.0f}")
+    return (duration(event["at"]), what, *numbers, before, f"{event['after']:.2f}")
 
 
 def occupancy(found: Sequence[Stretch]) -> Iterator[Card]:

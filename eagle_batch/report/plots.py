@@ -99,8 +99,16 @@ def _inline(svg: str, name: str) -> str:
     return re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
 
 
-def throughput(found: Sequence[Stretch], average: float, switched: Sequence[float]) -> str:
-    """Return tokens per second over time in two colours, above the shares of the draft shapes."""
+def throughput(
+    found: Sequence[Stretch],
+    average: float,
+    switched: Sequence[float],
+    heads: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Return tokens per second over time in two colours, above the shares of the draft shapes.
+
+    Dotted lines mark the moments of `switched`, lines with a name those of `heads`.
+    """
 
     def paint(figure: Figure) -> None:
         rate, drafts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
@@ -111,11 +119,19 @@ def throughput(found: Sequence[Stretch], average: float, switched: Sequence[floa
             for axes in (rate, drafts):
                 axes.axvline(at, color=SOFT, linestyle=":", linewidth=1.0)
         _shares_over_time(drafts, found)
+        _name_moments(rate, heads)
         _time(drafts, found[-1].end)
         figure.legend(*rate.get_legend_handles_labels(), loc="outside upper left", ncols=3)
         figure.legend(*drafts.get_legend_handles_labels(), loc="outside lower left", ncols=7)
 
     return draw_figure("throughput", paint, WIDE)
+
+
+def _name_moments(axes: Axes, moments: Sequence[tuple[float, str]]) -> None:
+    for at, name in moments:
+        axes.axvline(at, color=SERIES[3], linewidth=1.4)
+        place = axes.get_xaxis_transform()
+        axes.text(at, 0.99, f" {name}", transform=place, va="top", fontsize=8.5, color=INK)
 
 
 def _rates(axes: Axes, found: Sequence[Stretch], average: float) -> None:

@@ -135,8 +135,7 @@ class Eagle1Objective:
         """Return the loss of the completion positions; the input features carry uniform noise."""
         noise = torch.rand(batch.aux_BNF.shape, generator=generator).to(batch.aux_BNF.device) - 0.5
         noise *= _NOISE_WIDTH * _NOISE_LENGTH / batch.tokens_BN.shape[1]
-        noisy_BNF = batch.aux_BNF + noise.to(batch.aux_BNF.device)
-        out_BRH = next(unroll(head, batch.tokens_BN, noisy_BNF, 1))
+        out_BRH = next(unroll(head, batch.tokens_BN, batch.aux_BNF + noise, 1))
         weight_BR = batch.completion_BN[:, 1:].float()
         wanted_BRH = batch.last_BNH[:, 1:].float()
         feature_BR = F.smooth_l1_loss(out_BRH.float(), wanted_BRH, reduction="none").mean(dim=-1)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
-from eagle_batch.errors import ConfigError, Reason, RequestError
+from eagle_batch.errors import ConfigError, HeadError, Reason, RequestError
 
 #: Prompts that contain one of these words do what it says.
 KILL, RAISE, HANG, LONG, OVERFLOW = "{kill}", "{raise}", "{hang}", "{long}", "{overflow}"
@@ -59,6 +59,8 @@ class FakeEngine:
         self._waiting: deque[Request] = deque()
         self._active: list[tuple[Request, int]] = []
         self._total = EngineMetrics(drafted_at=(0,), accepted_at=(0,))
+        #: What the heads held that were taken up.
+        self.heads: list[str] = []
         #: Most requests that waited for a slot at once.
         self.most_waiting = 0
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
@@ -99,6 +101,12 @@ class FakeEngine:
 
     def metrics(self) -> EngineMetrics:
         return self._total
+
+    def use_head(self, name: str) -> None:
+        """Heads that cannot be read are refused, as by a real engine."""
+        if not Path(name, "model.safetensors").is_file():
+            raise HeadError(f"{name}: not a folder")
+        self.heads.append(Path(name, "model.safetensors").read_text())
 
     def _account(self, completions: list[Completion]) -> None:
         for item in completions:

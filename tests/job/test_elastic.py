@@ -149,3 +149,30 @@ def run(engine: ElasticEngine) -> dict[str, str]:
     while engine.has_work:
         found |= {done.request_id: done.text for done in engine.step()}
     return found
+
+
+def test_an_engine_that_is_rebuilt_drafts_with_the_head_that_came(tmp_path: Path) -> None:
+    """One that cannot be read is told and changes nothing; n-grams stay as a branch."""
+
+    class Full(FakeEngine):
+        def step(self) -> list[Completion]:
+            if self.slots > 2:
+                raise MemoryError
+            return super().step()
+
+    specs: list[EngineSpec] = []
+
+    def build(spec: EngineSpec) -> FakeEngine:
+        specs.append(spec)
+        return Full(spec)
+
+    (tmp_path / "model.safetensors").write_text("head")
+    engine = ElasticEngine(build, EngineSpec("m", None, slots=4, depth=3, ngram=True, adapt=True))
+    engine.use_head(str(tmp_path))
+    engine.use_head(str(tmp_path / "gone"))
+    [notice] = engine.notices
+    assert notice.startswith(f"the head {tmp_path}/gone is not used: HeadError")
+    engine.add(Request("a", (97,), SamplingParams()))
+    engine.step()
+    drafts = [(spec.head, spec.ngram, spec.branch) for spec in specs]
+    assert drafts == [(None, True, 0), (str(tmp_path), False, 3)]

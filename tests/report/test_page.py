@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from click.testing import CliRunner
 
 from eagle_batch.cli import main
 from eagle_batch.errors import LedgerError
+from eagle_batch.job.adapting import Switch
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.report import plots, statistics
+from eagle_batch.report.card import render_card
+from eagle_batch.report.metrics import JobMetrics
 from eagle_batch.report.output import read_facts
 from eagle_batch.report.page import render_report
 from eagle_batch.report.statistics import read_statistics
@@ -249,6 +253,27 @@ def test_workers_that_made_rows_of_another_s_shard_are_shown(tmp_path: Path) -> 
     document["loans"] = [loan, loan | {"ended_at": 0.2, "state": "used"}]
     store.put_replace("_job/metrics.json", json.dumps(document).encode())
     assert "An orange stretch: it made rows of a shard" in Page(render_report(store)).text
+
+
+def test_heads_that_took_over_are_marked_and_listed(tmp_path: Path) -> None:
+    store = finished(tmp_path, ["a", "b"])
+    document = json.loads(store.get("_job/metrics.json") or b"")
+    document["series"] = [point(at, {"plain": at}) for at in range(0, 101, 2)]
+    events = [
+        Switch(40.0, "switch", "told", 1, 4100, 31.2, None, 1.61),
+        Switch(70.0, "round", "told", 1, 8200, 30.0, 1.64, 1.63),
+        Switch(90.0, "stopped", "adaptation stopped: no <memory>", 1),
+    ]
+    document["adaptation"] = {"head": 1, "events": [asdict(event) for event in events]}
+    store.put_replace("_job/metrics.json", json.dumps(document).encode())
+    page = Page(render_report(store))
+    assert "head 1 took over 4,100 tokens 31 no head 1.61" in page.text
+    assert "no gain, undone 8,200 tokens 30 1.64 1.63" in page.text
+    assert "adaptation stopped: no <memory>" in page.text
+    assert "A line with a number is a head that was trained beside the job" in page.text
+    assert page.words.count(" head 1") == 1, "one line in the plot"
+    assert "trained beside the job, in `head/`" in render_card(store)
+    assert JobMetrics.from_document(document).heads == 1
 
 
 def test_drafted_parts_of_the_samples_are_shaded(tmp_path: Path) -> None:
