@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 #: Rows of a pass, and tokens of a row of the batch, up to which the kernels are faster than torch's
 #: operators: many queries over the same keys are what its attention is made for.
-_MOST_ROWS, _MOST_TOKENS = 512, 32
-#: The same of a row of prompt beside rows that are decoded, whose products are the larger part.
-_MOST_JOINED = 64
+_MOST_ROWS, _MOST_TOKENS = 512, 128
 #: Hidden size from which on it pays to share a layer between threads.
 _LEAST_SHARED = 128
 
@@ -146,8 +144,7 @@ class FusedStack:
 
     def suits(self, step: CacheStep | JoinedStep) -> bool:
         """Whether the kernels are the faster way to make a pass."""
-        most = _MOST_TOKENS if len(step.parts) == 1 else _MOST_JOINED
-        return step.index_R.shape[0] <= _MOST_ROWS and _most_tokens(step) <= most
+        return step.index_R.shape[0] <= _MOST_ROWS and _most_tokens(step) <= _MOST_TOKENS
 
     def run(
         self,
