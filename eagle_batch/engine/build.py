@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -24,6 +25,7 @@ from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.fused_head import fuse_head, is_fusible_head
 from eagle_batch.models.heads import Head
 from eagle_batch.models.linear import replace_linears
+from eagle_batch.models.placement import Placement
 from eagle_batch.models.target import Target, load_target
 
 DTYPES = {
@@ -59,12 +61,12 @@ def load_parts(spec: EngineSpec) -> Parts:
     """Load target, tokenizer and head; see `build_engine` for what it raises."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    device = torch.device(spec.device)
+    where = _placement(spec)
     dtype = DTYPES[spec.dtype]
-    target = load_target(spec.model, revision=spec.revision, dtype=dtype, device=device)
+    target = load_target(spec.model, revision=spec.revision, dtype=dtype, where=where)
     tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
     if spec.draft is not None:
-        return Parts(target, tokenizer, None, _load_draft(spec, tokenizer))
+        return Parts(target, tokenizer, None, _load_draft(spec, tokenizer, target.device))
     head = None if spec.head is None else load_bound_head(spec.head, target)
     return Parts(target, tokenizer, head)
 
@@ -86,16 +88,39 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _load_draft(spec: EngineSpec, tokenizer: PreTrainedTokenizerBase) -> Target:
+def _placement(spec: EngineSpec) -> Placement:
+    """Return where the target goes; raises ConfigError where there are not so many GPUs."""
+    if spec.gpus == 1:
+        return Placement((torch.device(spec.device),))
+    found = torch.cuda.device_count()
+    if found < spec.gpus:
+        raise ConfigError(
+            f"workers.gpus: found {spec.gpus}, and this process sees {found}; expected so many on "
+            "one node"
+        )
+    devices = tuple(torch.device(spec.device, number) for number in range(spec.gpus))
+    beside = _stored_bytes(spec.head) + _stored_bytes(spec.draft)
+    return Placement(devices, beside, spec.slots * (spec.context or DEFAULT_CONTEXT))
+
+
+def _stored_bytes(folder: str | None) -> int:
+    """Return what the weights in a folder take."""
+    files = [] if folder is None else Path(folder).rglob("*")
+    return sum(file.stat().st_size for file in files if file.suffix in {".safetensors", ".bin"})
+
+
+def _load_draft(
+    spec: EngineSpec, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Target:
     """Load the model that drafts; refuse one that spells texts in other tokens."""
     assert spec.draft is not None
     own = AutoTokenizer.from_pretrained(spec.draft)
     problem = vocabulary_problem(tokenizer.get_vocab(), own.get_vocab())
     if problem:
         raise ConfigError(f"speculation.draft: {spec.draft}: {problem}")
-    dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
+    where = Placement((device,))
     try:
-        return load_target(spec.draft, revision=None, dtype=dtype, device=device)
+        return load_target(spec.draft, revision=None, dtype=DTYPES[spec.dtype], where=where)
     except ModelError as error:
         raise ConfigError(f"speculation.draft: {error}") from error
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import torch
 
-from eagle_batch.models.cache import KeyValueCache, causal_visibility
+from eagle_batch.models.cache import Cache, causal_visibility
 from eagle_batch.models.target import Target
 
 #: A size that takes longer than this is the last one that is measured.
@@ -46,7 +46,7 @@ class PassTable:
 
 
 @torch.inference_mode()
-def measure_passes(target: Target, cache: KeyValueCache, most_tokens: int) -> PassTable:
+def measure_passes(target: Target, cache: Cache, most_tokens: int) -> PassTable:
     """Time passes of 1, 4, 8, 16, ... tokens, up to `most_tokens` or until one takes long.
 
     The cache must hold no rows: what stands in its slots is overwritten.
@@ -67,7 +67,7 @@ def measure_passes(target: Target, cache: KeyValueCache, most_tokens: int) -> Pa
     return PassTable([(size, least) for (size, _), least in zip(points, rising, strict=True)])
 
 
-def _time_pass(target: Target, cache: KeyValueCache, rows: int, tokens: int) -> float:
+def _time_pass(target: Target, cache: Cache, rows: int, tokens: int) -> float:
     device = target.device
     place_BN = torch.arange(tokens, device=device).expand(rows, tokens)
     base_B = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -20,7 +20,7 @@ class PhaseClock:
     """Adds up seconds by phase; what is in no phase is the host's share."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._pending: list[tuple[Phase, float, torch.cuda.Event, torch.cuda.Event]] = []
         self.seconds: dict[str, float] = {"prefill": 0.0, "draft": 0.0, "verify": 0.0}
         self.total = 0.0
@@ -46,15 +46,17 @@ class PhaseClock:
 
         prefill: the share of it that is prefill, where prompts are in the same pass.
         """
-        if not self._cuda:
+        if self._device.type != "cuda":
             start = time.perf_counter()
             yield
             self._add(name, prefill, time.perf_counter() - start)
             return
         begin, end = _event(), _event()
-        begin.record()
+        # The stream of our device, whichever device is the current one.
+        stream = torch.cuda.current_stream(self._device)
+        begin.record(stream)
         yield
-        end.record()
+        end.record(stream)
         self._pending.append((name, prefill, begin, end))
 
     def _collect(self) -> None:

@@ -42,7 +42,7 @@ TakeHead = Callable[[str, Drafter | None], Drafter]
 
 
 class Engine:
-    """One target, one optional drafter, `slots` rows on one device."""
+    """One target, one optional drafter, `slots` rows; it works on the target's own device."""
 
     def __init__(  # noqa: PLR0913 - parts, then sizes
         self,

@@ -23,7 +23,7 @@ from eagle_batch.engine.sampling import RowParams, choose
 from eagle_batch.engine.slots import Row
 from eagle_batch.engine.starts import Start, Starts, TokenTable
 from eagle_batch.engine.waiting import Waiting
-from eagle_batch.models.cache import KeyValueCache, causal_visibility
+from eagle_batch.models.cache import Cache, causal_visibility
 from eagle_batch.models.target import Pass, Target, TargetOutput
 
 #: Tokens of one pass; bounds the memory of a prefill.
@@ -41,7 +41,7 @@ class Prefill:
         self,
         target: Target,
         drafter: Drafter | None,
-        cache: KeyValueCache,
+        cache: Cache,
         adjustments: Adjustments,
         eos_ids: Tensor,
         chunk: int,

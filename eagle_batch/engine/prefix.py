@@ -22,9 +22,18 @@ class SharedPrefix:
     """Columns of one prefix for the target and, where there is a head, for the drafter."""
 
     tokens: tuple[int, ...]
-    target_columns: Tensor
+    target_columns: tuple[Tensor, ...]
     #: None where the drafter did not follow.
     draft_columns: tuple[Tensor, ...] | None
+
+    def first(self, length: int) -> SharedPrefix:
+        """Return what is kept of the first tokens."""
+        target, draft = self.target_columns, self.draft_columns
+        return SharedPrefix(
+            self.tokens[:length],
+            tuple(part[:, :length] for part in target),
+            None if draft is None else tuple(part[:, :length] for part in draft),
+        )
 
 
 class PrefixStore:

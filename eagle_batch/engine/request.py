@@ -195,6 +195,8 @@ class EngineSpec:
     draft: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    #: Devices of that kind that hold the target's layers; above 1 only on "cuda".
+    gpus: int = 1
     #: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain".
     tree: str = "dynamic"
     #: Drafted levels below the root.

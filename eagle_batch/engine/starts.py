@@ -21,7 +21,7 @@ import numpy.typing as npt
 from eagle_batch.engine.drafters.base import Drafter
 from eagle_batch.engine.prefix import MIN_SHARED_TOKENS, PrefixStore, SharedPrefix
 from eagle_batch.engine.slots import Row
-from eagle_batch.models.cache import KeyValueCache
+from eagle_batch.models.cache import Cache
 
 #: Latest prompts that are remembered to see what prompts share.
 _REMEMBERED = 32
@@ -70,7 +70,7 @@ class Start:
 class Starts:
     """Knows what every slot begins with, and brings it where a prompt needs it."""
 
-    def __init__(self, cache: KeyValueCache, drafter: Drafter | None, context: int) -> None:
+    def __init__(self, cache: Cache, drafter: Drafter | None, context: int) -> None:
         slots = cache.shape.slots
         self._cache = cache
         self._drafter = drafter
@@ -149,13 +149,7 @@ class Starts:
         if start.prefix is None:
             tokens = self._table.tokens(start.slot, start.length)
             return self._snapshot(start.slot, tokens, drafted=True)
-        known, length = start.prefix, start.length
-        drafted = known.draft_columns
-        return SharedPrefix(
-            known.tokens[:length],
-            known.target_columns[:, :length],
-            None if drafted is None else tuple(part[:, :length] for part in drafted),
-        )
+        return start.prefix.first(start.length)
 
     def _snapshot(self, slot: int, tokens: tuple[int, ...], *, drafted: bool) -> SharedPrefix:
         drafter = self._drafter if drafted else None

@@ -110,6 +110,7 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         revision=pipeline.target.revision,
         dtype=pipeline.target.dtype,
         device=device,
+        gpus=_gpus(pipeline, device),
         slots=pipeline.engine.slots,
         context=pipeline.target.context,
         prefill_chunk=pipeline.engine.prefill_chunk,
@@ -133,6 +134,13 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         draft=None if tree.draft is None else _resolved(tree.draft),
         adapt=tree.adapt is not None,
     )
+
+
+def _gpus(pipeline: Pipeline, device: str) -> int:
+    """Return over how many devices our engine puts the target's layers."""
+    gpus = pipeline.workers.gpus
+    splits = device == "cuda" and pipeline.engine.kind == "own" and gpus != "auto"
+    return max(1, int(gpus)) if splits else 1
 
 
 def build_real_engine(spec: EngineSpec) -> EngineLike:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -35,11 +36,73 @@ class CacheShape:
     head_dim: int
 
 
+class PackedStep(Protocol):
+    """A forward pass over the slots, as the layers of a packed model see it."""
+
+    def attend_packed(
+        self, layer: int, q_RHD: Tensor, kv_R2GD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """Do what `attend` does, tokens first."""
+
+
+class Step(PackedStep, Protocol):
+    """A forward pass over the slots, as the layers of any model see it."""
+
+    def attend(
+        self,
+        layer: int,
+        q_BHND: Tensor,
+        k_BGND: Tensor,
+        v_BGND: Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Append k and v of the new tokens, return the attention output `[B, H, N, D]`."""
+
+
+class Cache(Protocol):
+    """The slots of a model, on one device or on several."""
+
+    shape: CacheShape
+    dtype: torch.dtype
+    #: Where passes are described and rows are chosen.
+    device: torch.device
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the slots in bytes."""
+
+    def step(
+        self,
+        first_row: int,
+        write_BN: Tensor,
+        base_B: Tensor,
+        visible_BNM: Tensor,
+        positions_BN: Tensor,
+        extent: int,
+    ) -> Step:
+        """Prepare one forward pass; see `KeyValueCache.step`."""
+
+    def keep(self, first_row: int, source_BA: Tensor, target_BA: Tensor) -> None:
+        """Copy storage columns `source` onto `target` in every layer (the accepted path)."""
+
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` columns of two slots."""
+
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
+        """Return a copy of the first `length` columns of a slot, each `[layers, length, ...]`."""
+
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
+        """Write columns from `snapshot`, or the first of them, to the start of a slot."""
+
+
 class KeyValueCache:
     """Keys and values of `slots` rows, preallocated; the only owner of that memory."""
 
     def __init__(self, shape: CacheShape, *, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
+        self.dtype, self.device = dtype, device
         self.store = torch.zeros(
             (shape.layers, shape.slots, shape.capacity, 2, shape.kv_heads, shape.head_dim),
             dtype=dtype,
@@ -87,13 +150,14 @@ class KeyValueCache:
         self.store[:, a, :length] = self.store[:, b, :length]
         self.store[:, b, :length] = kept
 
-    def snapshot(self, row: int, length: int) -> Tensor:
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first `length` columns of a slot, `[layers, length, 2, G, D]`."""
-        return self.store[:, row, :length].clone()
+        return (self.store[:, row, :length].clone(),)
 
-    def restore(self, row: int, columns: Tensor) -> None:
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
         """Write columns from `snapshot` to the start of a slot."""
-        self.store[:, row, : columns.shape[1]] = columns
+        (own,) = columns
+        self.store[:, row, : own.shape[1]] = own
 
     def row_offsets(self, first_row: int, like_BA: Tensor) -> Tensor:
         """Return the first storage column of each row of a pass, int64 `[B, 1]`."""

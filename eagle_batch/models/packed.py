@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eagle_batch.models.cache import CacheStep, JoinedStep
+from eagle_batch.models.cache import CacheStep, JoinedStep, PackedStep
 from eagle_batch.models.fused import (
     FusedLayer,
     FusedSizes,
@@ -31,6 +31,7 @@ from eagle_batch.models.fused import (
 )
 from eagle_batch.models.linear import DecodingLinear
 from eagle_batch.models.quick import embedding, rms_norm
+from eagle_batch.models.split import moved
 
 if TYPE_CHECKING:
     from eagle_batch.models.team import Team
@@ -83,6 +84,8 @@ class PackedDecoder:
         inputs = (self._embed.shape[1], heads * head_dim, config.intermediate_size)
         fusible = team is not None and _is_fusible(base.layers, config, self._embed, inputs)
         self._layers = [_pack_layer(layer, config, order, plain=fusible) for layer in base.layers]
+        #: Layers that are on another device than what comes before them.
+        self._borders = _borders([layer.attention_norm.device for layer in self._layers])
         self._norm: Tensor = base.norm.weight.float()
         self._width = (self._norm.shape[0],)
         self._dtype = self._embed.dtype
@@ -94,15 +97,16 @@ class PackedDecoder:
         self,
         tokens_BN: Tensor,
         positions_BN: Tensor,
-        step: CacheStep | JoinedStep,
+        step: PackedStep,
         aux_layers: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
         x_RH = embedding(tokens_BN.flatten(), self._embed).float()
-        if self._fused is not None and self._fused.suits(step):
+        fused = self._fused
+        if fused and isinstance(step, CacheStep | JoinedStep) and fused.suits(step):
             rotation = self._fused_rotation(positions_BN, step)
-            kept_RF = self._fused.run(x_RH, rotation, step, aux_layers)
+            kept_RF = fused.run(x_RH, rotation, step, aux_layers)
         else:
             turns = torch.complex(*self._rotation(positions_BN))[:, None]
             x_RH, kept_RF = self._run(x_RH, turns, step, aux_layers)
@@ -110,7 +114,7 @@ class PackedDecoder:
         return hidden, kept_RF.to(self._dtype).view(B, N, -1) if aux_layers else None
 
     def _run(
-        self, x_RH: Tensor, rotation: Tensor, step: CacheStep | JoinedStep, keep: Sequence[int]
+        self, x_RH: Tensor, rotation: Tensor, step: PackedStep, keep: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after the last layer, and before those of `keep`."""
         rows, kept = x_RH.shape[0], {}
@@ -118,6 +122,8 @@ class PackedDecoder:
         padding = (0, 0, 0, max(0, self._least_rows - rows))
         x_RH = F.pad(x_RH, padding) if padding[3] else x_RH
         for index, layer in enumerate(self._layers):
+            if index in self._borders:
+                x_RH, rotation = (moved(each, self._borders[index]) for each in (x_RH, rotation))
             if index in keep:
                 kept[index] = x_RH[:rows]
             out_RQ = self._attend(x_RH, layer, index, rotation, step)
@@ -125,7 +131,7 @@ class PackedDecoder:
                 out_RQ = F.pad(out_RQ, padding)
             x_RH = layer.o.add_to(x_RH, out_RQ)
             x_RH = self._feed_forward(x_RH, layer)
-        states = [kept[index] for index in keep]
+        states = [moved(kept[index], x_RH.device) for index in keep]
         return x_RH[:rows], torch.cat(states, dim=-1) if states else x_RH[:0]
 
     def _fuse(self, team: Team) -> FusedStack:
@@ -163,7 +169,7 @@ class PackedDecoder:
         layer: PackedLayer,
         index: int,
         rotation: Tensor,
-        step: CacheStep | JoinedStep,
+        step: PackedStep,
     ) -> Tensor:
         """Return the attention output of the real rows, `[R, heads * D]`."""
         R, H, G = rotation.shape[0], self._heads, self._kv_heads
@@ -233,6 +239,12 @@ class HeadOrder:
 
     def _by_head(self, rows: Tensor, heads: int) -> Tensor:
         return rows.reshape(heads, self.head_dim, *rows.shape[1:])
+
+
+def _borders(devices: Sequence[torch.device]) -> dict[int, torch.device]:
+    """Return the layers before which the pass moves on; it comes from the last layer's device."""
+    before = [devices[-1], *devices]
+    return {n: each for n, each in enumerate(devices) if each != before[n]}
 
 
 def is_packable(layers: nn.ModuleList, config: Any) -> bool:

@@ -1,8 +1,8 @@
 """The target: a transformers causal language model run over our own cache slots.
 
 The only file that touches transformers' internals. A model of any decoder-only family is switched
-to an attention function of ours, which writes keys and values to a `CacheStep` and attends there;
-the model's own cache and masks are never used. At load the whole arrangement is compared with the
+to an attention function of ours, which writes keys and values to a `Step` and attends there; the
+model's own cache and masks are never used. At load the whole arrangement is compared with the
 model's own forward pass, so that a family it does not fit is refused instead of decoded wrongly.
 
 Shape legend: B rows, N tokens, H hidden size, F = aux layers * H, V vocabulary.
@@ -22,15 +22,19 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 
 from eagle_batch.errors import ModelError
 from eagle_batch.models.cache import (
+    Cache,
     CacheShape,
     CacheStep,
     JoinedStep,
     KeyValueCache,
+    Step,
     causal_visibility,
 )
 from eagle_batch.models.fused import FusedProduct, is_fusible, new_team
 from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
+from eagle_batch.models.placement import Placement, place
+from eagle_batch.models.split import SplitCache, bring_inputs, moved
 
 ATTENTION = "eagle_batch"
 #: Largest mean divergence (KL, nats a token) between our forward pass and the model's own.
@@ -61,7 +65,7 @@ class Pass:
 
     tokens_BN: Tensor
     positions_BN: Tensor
-    step: CacheStep
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,10 @@ class TargetOutput:
 
 
 class Target:
-    """A causal LM whose keys and values live in a `KeyValueCache` of ours.
+    """A causal LM whose keys and values live in slots of ours.
 
-    It takes the model over: the plain weights of its layers are replaced by packed ones.
+    It takes the model over: the plain weights of its layers are replaced by packed ones. Where the
+    layers are on several devices, everything else, what goes in and what comes out are on the last.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -91,12 +96,13 @@ class Target:
         self.config = model.config.get_text_config()
         self.shape = _read_shape(self.config)
         self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
+        output = model.get_output_embeddings()
+        self.device: torch.device = output.weight.device
         self.eos_token_ids = _eos_token_ids(model)
         self._layers = _find_layers(self.base, self.shape.layers)
+        self._devices = [next(layer.parameters()).device for layer in self._layers]
         self._softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self._logit_factor = _logit_factor(self.config)
-        output = model.get_output_embeddings()
         #: The output projection `[V, H]`; the embedding matrix itself where the two are tied.
         self.lm_head_weight_VH: Tensor = output.weight
         fusible = is_fusible(self.dtype, self.device, [self.shape.hidden])
@@ -128,17 +134,19 @@ class Target:
         assert isinstance(weight, Tensor)
         return weight
 
-    def new_cache(self, slots: int, capacity: int) -> KeyValueCache:
+    def new_cache(self, slots: int, capacity: int) -> Cache:
         """Allocate the key/value slots of this model."""
         s = self.shape
         shape = CacheShape(s.layers, slots, capacity, s.kv_heads, s.head_dim)
+        if len(set(self._devices)) > 1:
+            return SplitCache(shape, self._devices, dtype=self.dtype)
         return KeyValueCache(shape, dtype=self.dtype, device=self.device)
 
     def forward(
         self,
         tokens_BN: Tensor,
         positions_BN: Tensor,
-        step: CacheStep,
+        step: Step,
         aux_layers: Sequence[int] = (),
     ) -> TargetOutput:
         """Run the decoder; `aux_layers` are boundaries, k being the input of layer k."""
@@ -151,18 +159,21 @@ class Target:
         hidden_BNH = out.last_hidden_state
         if not aux_layers:
             return TargetOutput(hidden_BNH, None)
-        return TargetOutput(hidden_BNH, torch.cat([captured[k] for k in aux_layers], dim=-1))
+        aux = [moved(captured[k], self.device) for k in aux_layers]
+        return TargetOutput(hidden_BNH, torch.cat(aux, dim=-1))
 
     def forward_together(
         self, passes: Sequence[Pass], aux_layers: Sequence[int] = ()
     ) -> list[TargetOutput]:
         """Run several passes, as one where the family allows: the weights are read once then."""
-        if self._packed is None or len(passes) == 1:
+        steps = [p.step for p in passes if isinstance(p.step, CacheStep)]
+        # On several devices too each pass goes alone.
+        if self._packed is None or len(passes) == 1 or len(steps) < len(passes):
             return [self.forward(p.tokens_BN, p.positions_BN, p.step, aux_layers) for p in passes]
         hidden_1RH, aux_1RF = self._packed.forward(
             torch.cat([p.tokens_BN.flatten() for p in passes])[None],
             torch.cat([p.positions_BN.flatten() for p in passes])[None],
-            JoinedStep([p.step for p in passes]),
+            JoinedStep(steps),
             aux_layers,
         )
         sizes = [p.tokens_BN.numel() for p in passes]
@@ -240,7 +251,7 @@ class Target:
         ]
         return self.logits(torch.cat(hidden, dim=1))[0]
 
-    def _chunk(self, cache: KeyValueCache, tokens: Tensor, start: int, stop: int) -> Tensor:
+    def _chunk(self, cache: Cache, tokens: Tensor, start: int, stop: int) -> Tensor:
         positions = torch.arange(start, stop, device=self.device)[None]
         base = torch.tensor([start], device=self.device)
         step = cache.step(
@@ -249,12 +260,11 @@ class Target:
         return self.forward(tokens[:, start:stop], positions, step).hidden_BNH
 
 
-def load_target(
-    path: str, *, revision: str | None, dtype: torch.dtype, device: torch.device
-) -> Target:
+def load_target(path: str, *, revision: str | None, dtype: torch.dtype, where: Placement) -> Target:
     """Load a causal LM from a folder or the hub, safetensors only, and prove that it decodes right.
 
-    Raises ModelError when it cannot be loaded or does not run over cache slots.
+    Raises ModelError when it cannot be loaded or does not run over cache slots, ConfigError when it
+    has too few layers for so many devices.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -266,11 +276,23 @@ def load_target(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"target.model: {path!r} cannot be loaded: {error}") from error
-    model = model.to(device)
+    place_target(model, where)
     reference_NV = reference_logits(model)
     target = Target(model)
     target.check_parity(reference_NV)
     return target
+
+
+def place_target(model: PreTrainedModel, where: Placement) -> None:
+    """Move a model to its devices; raises ConfigError where these are more than its layers."""
+    if len(where.devices) == 1:
+        model.to(where.home)
+        return
+    base, shape = model.base_model, _read_shape(model.config.get_text_config())
+    layers = _find_layers(base, shape.layers)
+    place(model, base, where, 2 * shape.kv_heads * shape.head_dim * model.dtype.itemsize)
+    for layer in layers:
+        bring_inputs(layer, next(layer.parameters()).device)
 
 
 @torch.inference_mode()
@@ -299,7 +321,7 @@ def _attention_function(  # noqa: PLR0913, PLR0917 - the signature is transforme
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    attention: CacheStep | None = None,
+    attention: Step | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Stand in for transformers' attention; `attention` is a keyword of the forward call."""

@@ -15,8 +15,8 @@ class EngineOptions(Section):
 
     kind: Literal["own", "vllm"] = Field(
         default="own",
-        description="own, or vllm (extra [vllm]) for targets that one GPU cannot hold: it drafts "
-        "chains, and sampled text then depends on the draft.",
+        description="own, or vllm (extra [vllm]), which has tensor parallelism: it drafts chains, "
+        "and sampled text then depends on the draft.",
     )
     slots: int = Field(
         default=16, ge=1, le=4096, description="Rows decoded together by one worker."
@@ -31,7 +31,10 @@ class EngineOptions(Section):
         description="CPU threads of one worker; null leaves torch's choice.",
     )
     tensor_parallel: int = Field(
-        default=1, ge=1, le=64, description="GPUs that hold one target together; vllm only."
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs that compute each layer together, as many as workers.gpus; vllm only.",
     )
 
     def _rules(self) -> list[tuple[bool, Rule]]:
@@ -40,7 +43,7 @@ class EngineOptions(Section):
                 self.kind == "own" and self.tensor_parallel > 1,
                 (
                     ("tensor_parallel", "kind"),
-                    f"found {self.tensor_parallel} and 'own', which takes one device; use vllm",
+                    f"found {self.tensor_parallel} and 'own', which never splits a layer; use vllm",
                 ),
             )
         ]
@@ -71,7 +74,9 @@ class Workers(Section):
         default=1.0, gt=0, le=4096, description="CPU cores reserved for one worker."
     )
     gpus: Annotated[float, Field(ge=0, le=64)] | Literal["auto"] = Field(
-        default="auto", description="GPUs of one worker; auto takes one where the cluster has any."
+        default="auto",
+        description="GPUs of one worker; a fraction shares one, several share out the target's "
+        "layers; auto takes one where the cluster has any.",
     )
     memory_gib: float | None = Field(
         default=None, gt=0, le=1_048_576, description="Main memory reserved for one worker, in GiB."

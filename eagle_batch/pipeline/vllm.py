@@ -1,4 +1,4 @@
-"""What a pipeline may not ask of our engine, and of vLLM in its place."""
+"""What a pipeline may not ask of vLLM in the place of our engine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ from eagle_batch.pipeline.model import Speculation
 from eagle_batch.pipeline.problems import Rule
 from eagle_batch.pipeline.running import EngineOptions, Workers
 from eagle_batch.pipeline.sampling import Sampling
-
-
-def own_rules(workers: Workers) -> list[tuple[bool, Rule]]:
-    """Return what our engine cannot do, as (is it broken, (keys, sentence))."""
-    gpus = workers.gpus
-    return [
-        (
-            gpus != "auto" and gpus > 1,
-            (
-                ("workers.gpus", "engine.kind"),
-                f"found {gpus} and 'own', which uses one GPU; set gpus: 1, or kind: vllm",
-            ),
-        )
-    ]
 
 
 def vllm_rules(
@@ -50,10 +36,10 @@ def vllm_rules(
             (("speculation.draft",), "found a draft model; vllm drafts with a head or n-grams"),
         ),
         (
-            together > 1 and gpus != together,
+            gpus != together if together > 1 else gpus != "auto" and gpus > 1,
             (
                 ("engine.tensor_parallel", "workers.gpus"),
-                f"found {together} and {gpus}; expected as many GPUs for each worker",
+                f"found {together} and {gpus}; expected the same number",
             ),
         ),
         (

@@ -25,7 +25,7 @@ from eagle_batch.pipeline.running import EngineOptions, Limits, Workers
 from eagle_batch.pipeline.source import Input
 from eagle_batch.pipeline.stage import Stage
 from eagle_batch.pipeline.strict_yaml import read_yaml
-from eagle_batch.pipeline.vllm import own_rules, vllm_rules
+from eagle_batch.pipeline.vllm import vllm_rules
 from eagle_batch.pipeline.whole_set import Decontaminate, Deduplicate
 
 #: Columns of every output row; neither a stage nor a source column may take these names.
@@ -83,8 +83,6 @@ class Pipeline(Section):
         if self.engine.kind == "vllm":
             samplings = [stage.sampling for stage in self.stages]
             rules += vllm_rules(self.engine, self.workers, self.speculation, samplings)
-        else:
-            rules += own_rules(self.workers)
         return rules + self._whole_set_rules(names)
 
     def _whole_set_rules(self, names: list[str]) -> list[tuple[bool, Rule]]:

@@ -14,12 +14,12 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.prefill import Group, Rectangle, rectangles
 from eagle_batch.engine.testing import tiny_target
-from eagle_batch.models.cache import KeyValueCache, causal_visibility
+from eagle_batch.models.cache import Cache, KeyValueCache, causal_visibility
 from eagle_batch.models.target import Pass, TargetOutput
 from tests.engine.test_parity import ScriptedController, build, mixed_requests, run
 
 
-def chain(cache: KeyValueCache, first: int, base: int, tokens_BN: Tensor) -> Pass:
+def chain(cache: Cache, first: int, base: int, tokens_BN: Tensor) -> Pass:
     B, N = tokens_BN.shape
     base_B = torch.full((B,), base)
     places_BN = base_B[:, None] + torch.arange(N)
@@ -48,6 +48,7 @@ def test_passes_in_one_give_what_each_gives_alone(family: str, aux_layers: tuple
                 target.forward(p.tokens_BN, p.positions_BN, p.step, aux_layers) for p in passes
             )
             outputs.append(list(alone))
+        assert isinstance(cache, KeyValueCache)
         stores.append(cache.store)
     torch.testing.assert_close(stores[0], stores[1], rtol=1e-5, atol=1e-5)
     for mine, alone in zip(*outputs, strict=True):

@@ -102,7 +102,6 @@ def test_needs_and_nodes_are_told_in_words() -> None:
         ({"gpus": 1.5}, "workers.gpus: found 1.5"),
         ({"resources": {"GPU": 1.0}}, "workers.resources: found CPU, GPU or memory"),
         ({"placement": "far"}, "workers.placement"),
-        ({"gpus": 2}, "workers.gpus and engine.kind: found 2.0 and 'own', which uses one GPU"),
     ],
 )
 def test_what_no_cluster_can_do_is_refused(workers: dict[str, Any], said: str) -> None:
@@ -128,11 +127,15 @@ def refused(document: dict[str, Any], said: str) -> None:
     [
         (
             {"engine": {"tensor_parallel": 2}},
-            "engine.tensor_parallel and engine.kind: found 2 and 'own'",
+            "engine.tensor_parallel and engine.kind: found 2 and 'own', which never splits",
         ),
         (
             {"engine": {"kind": "vllm", "tensor_parallel": 2}},
             "engine.tensor_parallel and workers.gpus: found 2 and auto",
+        ),
+        (
+            {"engine": {"kind": "vllm"}, "workers": {"gpus": 2}},
+            "engine.tensor_parallel and workers.gpus: found 1 and 2.0; expected the same number",
         ),
         (
             {"engine": {"kind": "vllm"}, "workers": {"gpus": 0.5}},

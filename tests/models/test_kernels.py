@@ -262,6 +262,7 @@ def test_a_pass_gives_the_same_features_and_cache_with_kernels_and_without(
     def run() -> tuple[Tensor, Tensor, Tensor]:
         torch.manual_seed(1)
         cache = target.new_cache(rows, 32)
+        assert isinstance(cache, KeyValueCache)
         cache.store.normal_()
         step = cache.step(0, write_BN, base_B, visible, write_BN, 32)
         output = target.forward(tokens_BN, write_BN, step, (0, 1))
@@ -284,6 +285,7 @@ def test_passes_in_one_give_the_same_with_kernels_and_without() -> None:
     def run() -> list[Tensor]:
         torch.manual_seed(1)
         cache = target.new_cache(7, 48)
+        assert isinstance(cache, KeyValueCache)
         cache.store.normal_()
         passes = []
         for slot, rows, tokens, seen in shapes:

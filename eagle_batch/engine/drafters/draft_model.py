@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eagle_batch.engine.drafters.base import CommittedChain
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.models.cache import CacheStep, causal_visibility
+from eagle_batch.models.cache import Step, causal_visibility
 from eagle_batch.models.target import Target
 
 
@@ -64,7 +64,7 @@ class DraftModelDrafter(GrowingDrafter):
         )
         self._keep_states(chain, self._run(step, tokens_BA, tokens_BA, positions_BA), last_B)
 
-    def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+    def _run(self, step: Step, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
         del states
         known = tokens.clamp(max=self.model.shape.vocab - 1)
         return self.model.forward(known, positions, step).hidden_BNH

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagle_batch.engine.drafters.base import CommittedChain
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
+from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, Step, causal_visibility
 from eagle_batch.models.heads import Head, StepAttention
 
 
@@ -63,7 +63,8 @@ class EagleDrafter(GrowingDrafter):
         out_BAH = self._run(step, tokens_BA, self.head.fuse(features_BAF), positions_BA)
         self._keep_states(chain, out_BAH, chain.last_B)
 
-    def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+    def _run(self, step: Step, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+        assert isinstance(step, CacheStep), "a head is on one device"
         attend = StepAttention(step, self._scale)
         return self.head(tokens, states, positions, attend)  # type: ignore[no-any-return]
 

@@ -22,7 +22,7 @@ from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.sampling import best_logits, filtered_candidates
 from eagle_batch.engine.tree import Candidates, DraftTree, plant
-from eagle_batch.models.cache import CacheStep, KeyValueCache
+from eagle_batch.models.cache import Cache, Step
 from eagle_batch.models.quick import kernels_take
 
 #: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
@@ -59,7 +59,7 @@ class GrowingDrafter(ABC):
 
     def __init__(
         self,
-        cache: KeyValueCache,
+        cache: Cache,
         *,
         hidden: int,
         target_ids_V: Tensor,
@@ -74,9 +74,8 @@ class GrowingDrafter(ABC):
         self.depth = depth
         self.nodes = most_nodes(depth, self.width, nodes)
         self._widest = self.width
-        store = cache.store
         self.states_SH = torch.zeros(
-            (cache.shape.slots, hidden), dtype=store.dtype, device=store.device
+            (cache.shape.slots, hidden), dtype=cache.dtype, device=cache.device
         )
 
     @abstractmethod
@@ -84,7 +83,7 @@ class GrowingDrafter(ABC):
         """Take in committed tokens; see `Drafter`."""
 
     @abstractmethod
-    def _run(self, step: CacheStep, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
+    def _run(self, step: Step, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
         """Run the model over nodes of a tree; return their states `[B, K, H]`."""
 
     @abstractmethod
@@ -124,11 +123,11 @@ class GrowingDrafter(ABC):
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return the keys and values of the first `length` positions."""
-        return (self.cache.snapshot(row, length),)
+        return self.cache.snapshot(row, length)
 
     def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
         """Put keys and values of a shared prefix at the start of a row."""
-        self.cache.restore(row, columns[0])
+        self.cache.restore(row, columns)
 
     def _extent(self, columns: int, size: int = 32) -> int:
         """Round an extent up, so that rounds share few shapes."""
