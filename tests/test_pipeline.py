@@ -200,7 +200,9 @@ def test_a_problem_of_an_override_is_named_after_the_option(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         load_pipeline(path, ["limits.max_error_rate=2", "engine.slots=none"])
     slots, rate = caught.value.problems
-    assert slots.startswith("--set: engine.slots: found 'none'; expected a whole number (")
+    assert slots.startswith(
+        "--set: engine.slots: found 'none'; expected a whole number or 'auto' ("
+    )
     assert rate.startswith("--set: limits.max_error_rate: found 2; expected a number of at most 1")
 
 

@@ -131,7 +131,9 @@ def estimate(  # noqa: PLR0913 - a command's options
 
     loaded = load(pipeline, overrides, output)
     plan, _ = prepare(loaded)
-    count = min(count or max(32, 4 * loaded.engine.slots), plan.rows)
+    slots = loaded.engine.slots
+    # Nobody knows yet how many auto will take; the sample says whether they were all in use.
+    count = min(count or (64 if slots == "auto" else max(32, 4 * slots)), plan.rows)
     worker = _worker(loaded, device)
     made = worker.make(loaded, plan, rows_at(plan, drawn(loaded.seed, plan.rows, count)))
     tokens, prompts = _by_row(made, count)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from eagle_batch.engine.calibration import measure_rows
 from eagle_batch.engine.drafters.base import Drafter
 from eagle_batch.engine.drafters.draft_model import DraftModelDrafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
@@ -18,7 +19,9 @@ from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.drafters.static import DEFAULT_PATHS, StaticEagleDrafter
 from eagle_batch.engine.ending import Decode
 from eagle_batch.engine.engine import Engine, TakeHead
+from eagle_batch.engine.memory import free_bytes
 from eagle_batch.engine.request import EngineSpec
+from eagle_batch.engine.sizing import SHARES, Sizing, settle
 from eagle_batch.engine.vocabularies import vocabulary_problem
 from eagle_batch.errors import ConfigError, ModelError
 from eagle_batch.models.checkpoints import load_head
@@ -36,6 +39,10 @@ DTYPES = {
 }
 #: Longest context that is reserved when the pipeline names none.
 DEFAULT_CONTEXT = 2048
+#: Tokens of a typical row, half of which stand before the passes that are timed.
+_TYPICAL = 512
+#: Bytes for each token of the vocabulary at each node: logits, adjusted, with noise, and counts.
+_LOGIT_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ def _load_draft(
 def assemble(parts: Parts, spec: EngineSpec) -> Engine:
     """Make an engine of loaded parts; without a head it drafts by n-grams, or decodes plainly."""
     context = _context(spec.context, parts.target.shape.context)
+    sizing = fitting(parts, spec, context) if spec.fit_slots else Sizing(spec.slots, "as asked")
+    spec = replace(spec, slots=sizing.slots)
     drafter: Drafter | None = None
     if spec.head is not None and parts.head is not None:
         drafter = _build_drafter(spec, parts.head, context)
@@ -153,7 +162,39 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
         auto=spec.auto,
         take_head=_head_taker(spec, parts.target, context) if spec.adapt else None,
         room=spec.nodes + spec.with_head("").branch if spec.adapt else 0,
+        sizing=sizing,
     )
+
+
+def fitting(parts: Parts, spec: EngineSpec, context: int) -> Sizing:
+    """Return how many slots memory and speed allow on the target's device."""
+    device = parts.target.device
+
+    def seconds(rows: int) -> float:
+        return measure_rows(parts.target, rows, min(context, _TYPICAL) // 2)
+
+    free, share = free_bytes(device), SHARES.get(device.type, SHARES["cpu"])
+    return settle(free, share, slot_bytes(parts, spec, context), seconds)
+
+
+def slot_bytes(parts: Parts, spec: EngineSpec, context: int) -> int:
+    """Return the memory of one row: keys and values, what drafts it, and its logits."""
+    target, nodes = parts.target, spec.nodes + spec.branch
+    columns = context + nodes + 2
+    numbers = columns * _column(target)
+    if parts.draft is not None:
+        numbers += columns * _column(parts.draft)
+    elif parts.head is not None:
+        config = parts.head.config
+        numbers += columns * (2 * config.kv_heads * config.head_dim + config.feature_width)
+    logits = (1 + nodes) * target.shape.vocab * _LOGIT_BYTES
+    return numbers * target.dtype.itemsize + logits
+
+
+def _column(model: Target) -> int:
+    """Return how many numbers a model keeps of one token."""
+    shape = model.shape
+    return shape.layers * 2 * shape.kv_heads * shape.head_dim
 
 
 def _head_taker(spec: EngineSpec, target: Target, context: int) -> TakeHead:
@@ -206,12 +247,13 @@ def _context(wanted: int | None, limit: int) -> int:
 
 
 def _build_drafter(spec: EngineSpec, head: Head, context: int) -> Drafter:
+    # Elsewhere the host would have to wait for the lengths of the rows.
+    late = next(head.parameters()).device.type == "cpu"
     if spec.tree == "static":
-        return StaticEagleDrafter(
-            head, spec.paths or DEFAULT_PATHS, slots=spec.slots, capacity=context + 2
-        )
+        paths = spec.paths or DEFAULT_PATHS
+        return StaticEagleDrafter(head, paths, slots=spec.slots, capacity=context + 2, late=late)
     capacity = context + spec.depth + 2
-    return EagleDrafter(head, slots=spec.slots, capacity=capacity, **_sizes(spec))
+    return EagleDrafter(head, slots=spec.slots, capacity=capacity, late=late, **_sizes(spec))
 
 
 def _sizes(spec: EngineSpec) -> dict[str, int]:

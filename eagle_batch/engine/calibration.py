@@ -46,6 +46,16 @@ class PassTable:
 
 
 @torch.inference_mode()
+def measure_rows(target: Target, rows: int, context: int) -> float:
+    """Return the seconds of a pass over one token of each row, with so many keys before it.
+
+    Allocates slots for the rows while it runs.
+    """
+    cache = target.new_cache(rows, context + 2)
+    return min(_time_pass(target, cache, rows, 1, before=context) for _ in range(3))
+
+
+@torch.inference_mode()
 def measure_passes(target: Target, cache: Cache, most_tokens: int) -> PassTable:
     """Time passes of 1, 4, 8, 16, ... tokens, up to `most_tokens` or until one takes long.
 
@@ -67,16 +77,16 @@ def measure_passes(target: Target, cache: Cache, most_tokens: int) -> PassTable:
     return PassTable([(size, least) for (size, _), least in zip(points, rising, strict=True)])
 
 
-def _time_pass(target: Target, cache: Cache, rows: int, tokens: int) -> float:
+def _time_pass(target: Target, cache: Cache, rows: int, tokens: int, before: int = 0) -> float:
     device = target.device
-    place_BN = torch.arange(tokens, device=device).expand(rows, tokens)
-    base_B = torch.zeros(rows, dtype=torch.int64, device=device)
+    place_BN = torch.arange(before, before + tokens, device=device).expand(rows, tokens)
+    base_B = torch.full((rows,), before, device=device)
     visible = causal_visibility(rows, tokens, device)
     tokens_BN = place_BN % target.shape.vocab
     _finish(device)
     start = time.perf_counter()
     step = cache.step(
-        0, place_BN, base_B, visible, place_BN, max(tokens, min(32, cache.shape.capacity))
+        0, place_BN, base_B, visible, place_BN, max(before + tokens, min(32, cache.shape.capacity))
     )
     target.logits(target.forward(tokens_BN, place_BN, step).hidden_BNH)
     _finish(device)

@@ -24,11 +24,16 @@ _GAIN_BLEND, _COST_BLEND = 0.01, 0.05
 _FIRST_COSTS = 4
 #: Rounds between two probes of a shape that is not in use, and rounds of a probe.
 _PROBE_EVERY, _PROBE_ROUNDS = 192, 3
+#: Times as many between two where nothing is drafted: a head must catch up first.
+_SELDOM = 4
 #: Highest chance that a drafted token is accepted, where nothing was drafted yet.
 _BEST_CHANCE = 0.9
 #: Plain passes above which the trial of a draft is dear, and the share of a measured ratio of
 #: passes that is certain.
 _DEAR, _LEAST_SHARE = 2.5, 0.95
+#: Plain passes from which on a draft that never ran must be so much better, were it as good as
+#: hoped, to be tried at all.
+_COSTLY, _WORTH = 1.3, 1.3
 #: A shape whose estimate is below this share of the best is not probed again.
 _HOPELESS = 0.85
 
@@ -275,7 +280,8 @@ class Controller:
             hoped = min(hoped, self._expected(shape) + shape.depth / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
         best = max(e.rate for e in self.estimates(rows))
-        return hoped >= best * seconds
+        doubtful = not self._rounds[shape] and self._pass_ratio(shape, rows) > _COSTLY
+        return hoped >= best * seconds * (_WORTH if doubtful else 1.0)
 
     def _hoped(self, shape: Shape) -> float:
         """Return what a row may gain at the best, from how often a first token is accepted."""
@@ -311,6 +317,8 @@ class Controller:
         if self._total % _PROBE_EVERY or self._open.get(_bucket(rows)):
             return
         found = sorted(self.estimates(rows), key=lambda e: -e.rate)
+        if found[0].shape == PLAIN and self._total % (_PROBE_EVERY * _SELDOM):
+            return
         others = [e for e in found[1:] if e.rate >= _HOPELESS * found[0].rate]
         if others:
             stalest = min(others, key=lambda e: e.rounds)

@@ -30,6 +30,7 @@ from eagle_batch.engine.logprobs import Logprobs, path_logprobs
 from eagle_batch.engine.prefill import Group, Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, check_room
 from eagle_batch.engine.sampling import choose
+from eagle_batch.engine.sizing import Sizing
 from eagle_batch.engine.slots import Row, Slots
 from eagle_batch.engine.starts import Starts
 from eagle_batch.engine.tree import DraftTree, root_tree
@@ -57,16 +58,20 @@ class Engine:
         auto: bool = False,
         take_head: TakeHead | None = None,
         room: int = 0,
+        sizing: Sizing | None = None,
     ) -> None:
         """Allocate the slots.
 
         take_head, room: how a head that comes later is taken up, and the most nodes it may draft.
+        sizing: why there are so many slots.
         """
         self.target = target
         self.drafter = drafter
         #: The target's tokenizer; grammars and bad words need it, and the engine's caller.
         self.tokenizer = tokenizer
         self.context = context
+        #: Why there are so many slots, for people.
+        self.sizing = "as asked" if sizing is None else sizing.why
         self._aux_layers = () if drafter is None else drafter.aux_layers
         self._fixed = PLAIN
         if drafter is not None:
@@ -225,8 +230,13 @@ class Engine:
 
     def _round(self, shape: Shape, rows: int, group: Group | None) -> None:
         """Run a round for the first rows, and the last pass of a group beside it."""
+        state = self._state(rows)
+        if self.drafter is not None and shape != PLAIN:
+            # What was put off over many rounds is no cost of this one.
+            with self._clock.phase("draft"):
+                self.drafter.prepare(state)
         start = time.perf_counter()
-        walks, depth = self._run_round(self._state(rows), shape, group)
+        walks, depth = self._run_round(state, shape, group)
         if self._controller is not None and group is None:
             self._controller.observe(shape, walks, time.perf_counter() - start)
         self._counters.add_round([len(walk) for walk in walks], depth, shape.name)
@@ -237,7 +247,7 @@ class Engine:
             return PLAIN
         if self._controller is None:
             return self._fixed
-        self._follows = not self._controller.plain_for_good(self.active)
+        self._follows = self.drafter.late or not self._controller.plain_for_good(self.active)
         # A row that the drafter lost sight of would be drafted from stale features.
         if not self._follows or not all(row.followed for row in self._slots.rows):
             return PLAIN

@@ -41,6 +41,8 @@ ENVIRONMENT = {
     # Else scores that are not finite would become text.
     "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
 }
+#: Rows that vLLM decodes together unless told otherwise; it makes rows wait for memory itself.
+_SLOTS = 256
 #: Tokens that an n-gram may have which is looked up.
 _LONGEST_NGRAM = 4
 
@@ -51,7 +53,9 @@ class VllmEngine:
     def __init__(self, spec: EngineSpec) -> None:
         """Load target and head; see `build_vllm_engine`."""
         self.tokenizer = AutoTokenizer.from_pretrained(spec.model, revision=spec.revision)
-        self.slots = spec.slots
+        self.slots = _SLOTS if spec.fit_slots else spec.slots
+        #: Why there are so many slots, for people.
+        self.sizing = "vLLM's own number" if spec.fit_slots else "as asked"
         self._context = _context(spec)
         self._depth = spec.depth if spec.head is not None or spec.ngram else 0
         self._engine = _load(spec, self._context)
@@ -185,7 +189,7 @@ def _load(spec: EngineSpec, context: int) -> Any:
             "revision": spec.revision,
             "dtype": spec.dtype,
             "max_model_len": context,
-            "max_num_seqs": spec.slots,
+            "max_num_seqs": _SLOTS if spec.fit_slots else spec.slots,
             "tensor_parallel_size": spec.tensor_parallel,
             "distributed_executor_backend": "mp" if spec.tensor_parallel > 1 else "uni",
             "speculative_config": _speculation(spec, Path(folder)),

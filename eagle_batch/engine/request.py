@@ -182,6 +182,10 @@ class Completion:
         return len(self.token_ids) / max(1, self.target_passes)
 
 
+#: Rows decoded together where nobody says how many.
+DEFAULT_SLOTS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """Everything that an engine is built from; all names are resolved."""
@@ -216,7 +220,9 @@ class EngineSpec:
     #: Paths of a static tree by child ranks; none takes the tree of EAGLE-1.
     paths: tuple[tuple[int, ...], ...] = ()
     #: Rows decoded together.
-    slots: int = 16
+    slots: int = DEFAULT_SLOTS
+    #: Have as many slots as memory and speed allow instead, found out when the engine is built.
+    fit_slots: bool = False
     #: Most tokens of prompt and completion in one slot; None takes the target's limit, at most
     #: 2048.
     context: int | None = None

@@ -56,6 +56,11 @@ class ElasticEngine:
         return self._now.slots
 
     @property
+    def sizing(self) -> str:
+        """Why there are so many slots, for people."""
+        return self._now.sizing
+
+    @property
     def waiting(self) -> int:
         """Requests that have no slot yet."""
         return self._now.waiting
@@ -75,7 +80,7 @@ class ElasticEngine:
         try:
             completions = self._now.step()
         except Exception as error:
-            if not is_out_of_memory(error) or self._spec.slots == 1:
+            if not is_out_of_memory(error) or self.slots == 1:
                 raise
             message = _first_line(error)
         else:
@@ -84,7 +89,7 @@ class ElasticEngine:
             return completions
         # Out of the handler: the exception's frames hold the tensors that are to be freed.
         self._before = self._before + self._now.metrics()
-        self._halve(message)
+        self._halve(message, self.slots)
         self._rebuild()
         for request in self._requests.values():
             self._now.add(request)
@@ -112,13 +117,15 @@ class ElasticEngine:
                     raise
                 message = _first_line(error)
             else:
+                if self._spec.fit_slots:
+                    self.notices.append(f"engine.slots: auto took {self.slots}: {self.sizing}")
                 return
-            self._halve(message)
+            self._halve(message, self._spec.slots)
 
-    def _halve(self, message: str) -> None:
+    def _halve(self, message: str, slots: int) -> None:
         self._engine = None
         _free()
-        self._spec = replace(self._spec, slots=self._spec.slots // 2)
+        self._spec = replace(self._spec, slots=slots // 2, fit_slots=False)
         self.notices.append(
             f"out of memory ({message}): goes on with {self._spec.slots} slots; set engine.slots "
             "or target.context lower to begin with what fits"

@@ -51,6 +51,11 @@ class Engine:
         return self._engine.slots
 
     @property
+    def sizing(self) -> str:
+        """Why there are so many slots, for people."""
+        return self._engine.sizing
+
+    @property
     def waiting(self) -> int:
         """Requests that have no slot yet."""
         return self._engine.waiting
@@ -133,7 +138,7 @@ class LocalWorker:
 
     def _engine_of(self, spec: EngineSpec) -> EngineLike:
         """Give every worker the one engine; a smaller one replaces it where memory was short."""
-        if self.engine is None or self.engine.slots > spec.slots:
+        if self.engine is None or (not spec.fit_slots and self.engine.slots > spec.slots):
             self.engine = Engine(self._build(spec))
         return self.engine
 

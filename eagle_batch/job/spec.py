@@ -10,7 +10,7 @@ from typing import Protocol
 
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.weights import fetch_hub, fetch_url, node_lock
-from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
+from eagle_batch.engine.request import DEFAULT_SLOTS, Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import ModelError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import COMMIT
@@ -43,6 +43,10 @@ class EngineLike(Protocol):
     @property
     def slots(self) -> int:
         """Rows that are decoded together at most."""
+
+    @property
+    def sizing(self) -> str:
+        """Why there are so many slots, for people."""
 
     @property
     def waiting(self) -> int:
@@ -98,6 +102,12 @@ def _pinned(spec: WorkerSpec) -> Pipeline:
     return spec.pipeline.model_copy(update={"target": pinned})
 
 
+def _slots(pipeline: Pipeline) -> int:
+    """Return the slots that are asked for, the default where the engine is to choose."""
+    slots = pipeline.engine.slots
+    return DEFAULT_SLOTS if slots == "auto" else slots
+
+
 def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None) -> EngineSpec:
     """Return what a pipeline's engine is built from, names resolved on the machine that asks.
 
@@ -111,7 +121,8 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         dtype=pipeline.target.dtype,
         device=device,
         gpus=_gpus(pipeline, device),
-        slots=pipeline.engine.slots,
+        slots=_slots(pipeline),
+        fit_slots=pipeline.engine.slots == "auto",
         context=pipeline.target.context,
         prefill_chunk=pipeline.engine.prefill_chunk,
         threads=threads,

@@ -18,8 +18,10 @@ class EngineOptions(Section):
         description="own, or vllm (extra [vllm]), which has tensor parallelism: it drafts chains, "
         "and sampled text then depends on the draft.",
     )
-    slots: int = Field(
-        default=16, ge=1, le=4096, description="Rows decoded together by one worker."
+    slots: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        default=16,
+        description="Rows decoded together by one worker; auto takes as many as fit into its "
+        "device's memory and make it faster.",
     )
     prefill_chunk: int = Field(
         default=512, ge=1, le=1_048_576, description="Most prompt tokens of one row in one pass."

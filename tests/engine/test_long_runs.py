@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from typing import Any
 
 import psutil
 import pytest
@@ -29,7 +30,13 @@ LIMIT = 512
 
 
 def engine_of(target: Target, head: Head, *, slots: int = 3, context: int = 160) -> Engine:
-    sizes = {"slots": slots, "capacity": context + 6, "depth": 4, "width": 3, "nodes": 8}
+    sizes: dict[str, Any] = {
+        "slots": slots,
+        "capacity": context + 6,
+        "depth": 4,
+        "width": 3,
+        "nodes": 8,
+    }
     ngram = NgramDrafter(slots=slots, capacity=context, depth=3, device=target.device)
     merged = MergedDrafter(EagleDrafter(head, **sizes), ngram)
     return Engine(target, merged, byte_tokenizer(), decode_ids, slots=slots, context=context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -73,7 +75,13 @@ def test_a_walk_goes_as_deep_as_the_better_of_tree_and_branch(
 
 
 def drafter(target: Target, kind: str, slots: int, branch: int) -> MergedDrafter:
-    sizes = {"slots": slots, "capacity": CONTEXT + 6, "depth": 4, "width": 3, "nodes": 8}
+    sizes: dict[str, Any] = {
+        "slots": slots,
+        "capacity": CONTEXT + 6,
+        "depth": 4,
+        "width": 3,
+        "nodes": 8,
+    }
     model: GrowingDrafter
     if kind == "head":
         model = EagleDrafter(tiny_head(target, draft_vocab=19), **sizes)

@@ -22,7 +22,7 @@ from eagle_batch.models.heads import Head
 from eagle_batch.models.target import Target
 
 CONTEXT = 160
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"depth": 3, "width": 1, "nodes": 3},
     "tree": {"depth": 3, "width": 4, "nodes": 10},
     "deep": {"depth": 6, "width": 2, "nodes": 9},

@@ -70,6 +70,10 @@ class FakeEngine:
         return self.spec.slots
 
     @property
+    def sizing(self) -> str:
+        return "as asked"
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 

@@ -67,6 +67,9 @@ class Drafter(Protocol):
     width: int
     #: Nodes of an n-gram branch beside the tree.
     branch: int
+    #: Whether tokens are only put down until there is something to draft, which costs next to
+    #: nothing where that never comes.
+    late: bool
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Take in committed tokens with the target's true features.
@@ -77,6 +80,10 @@ class Drafter(Protocol):
 
     def use(self, shape: Shape) -> None:
         """Draft in another shape from the next round on."""
+        ...
+
+    def prepare(self, state: DraftState) -> None:
+        """Work off what was put off for long, before a round whose time is taken."""
         ...
 
     def draft(self, state: DraftState) -> DraftTree:

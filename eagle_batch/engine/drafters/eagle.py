@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle_batch.engine.drafters.base import CommittedChain
+from eagle_batch.engine.drafters.arrears import Arrears
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.growing import GrowingDrafter
+from eagle_batch.engine.tree import DraftTree
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, Step, causal_visibility
 from eagle_batch.models.heads import Head, StepAttention
 
@@ -21,8 +23,20 @@ class EagleDrafter(GrowingDrafter):
     """Drafts in feature space; position i of its slots pairs feature i with token i + 1."""
 
     def __init__(
-        self, head: Head, *, slots: int, capacity: int, depth: int, width: int, nodes: int
+        self,
+        head: Head,
+        *,
+        slots: int,
+        capacity: int,
+        depth: int,
+        width: int,
+        nodes: int,
+        late: bool = False,
     ) -> None:
+        """Allocate the head's slots.
+
+        late: run the head over committed tokens only when it is to draft.
+        """
         config = head.config
         self.head = head
         self.aux_layers = config.aux_layers
@@ -38,6 +52,8 @@ class EagleDrafter(GrowingDrafter):
             nodes=nodes,
         )
         self._scale = config.head_dim**-0.5
+        self.late = late
+        self._arrears = Arrears(slots, capacity, weight.device) if late else None
 
     def take(self, head: Head) -> bool:
         """Draft with another head of the same configuration; returns whether it is one.
@@ -48,9 +64,57 @@ class EagleDrafter(GrowingDrafter):
             return False
         self.head = head
         self._target_ids = _target_ids(head)
+        if self._arrears is not None:
+            self._arrears.forget()
         return True
 
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
+        """Take in committed tokens, or put them off; see `Drafter`."""
+        if self._arrears is None:
+            self._read(chain, features_BAF, tokens_BA)
+        else:
+            self._arrears.note(chain, features_BAF, tokens_BA)
+
+    def prepare(self, state: DraftState) -> None:
+        """Run the head over what rows are far behind with."""
+        self._catch_up(state, short=False)
+
+    def draft(self, state: DraftState) -> DraftTree:
+        """Bring the head up to date, then grow the tree of each row; see `GrowingDrafter`."""
+        self._follow(state)
+        return super().draft(state)
+
+    def _follow(self, state: DraftState) -> None:
+        """Run the head over everything that rows are behind with."""
+        self._catch_up(state, short=False)
+        self._catch_up(state, short=True)
+
+    def _catch_up(self, state: DraftState, *, short: bool) -> None:
+        if self._arrears is not None:
+            lengths = state.length_B.tolist()
+            for due in self._arrears.due(state.first_row, lengths, short=short):
+                self._read(due.chain, due.features_BAF, due.tokens_BA)
+
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange what is known of two rows."""
+        super().swap_rows(a, b, length)
+        if self._arrears is not None:
+            self._arrears.swap_rows(a, b, length)
+
+    def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
+        """Return the keys and values of the first `length` positions, or what they are made of."""
+        if self._arrears is not None:
+            return self._arrears.snapshot(row, length)
+        return super().snapshot(row, length)
+
+    def restore(self, row: int, columns: tuple[Tensor, ...]) -> None:
+        """Put what `snapshot` returned at the start of a row."""
+        if self._arrears is not None:
+            self._arrears.restore(row, columns)
+        else:
+            super().restore(row, columns)
+
+    def _read(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Run the head over committed tokens; the output at `last` is what the row drafts from."""
         B, A = tokens_BA.shape
         device = tokens_BA.device

@@ -54,6 +54,7 @@ class GrowingDrafter(ABC):
     #: Target features that the model takes in; see `Drafter`.
     aux_layers: tuple[int, ...] = ()
     branch = 0
+    late = False
     #: Keys of a row that the model holds beyond those of the target: 1 where it saw the root too.
     _ahead = 0
 
@@ -81,6 +82,10 @@ class GrowingDrafter(ABC):
     @abstractmethod
     def extend(self, chain: CommittedChain, features_BAF: Tensor, tokens_BA: Tensor) -> None:
         """Take in committed tokens; see `Drafter`."""
+
+    def prepare(self, state: DraftState) -> None:
+        """Work off what was put off: here nothing is."""
+        del state
 
     @abstractmethod
     def _run(self, step: Step, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:

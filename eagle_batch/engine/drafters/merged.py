@@ -29,6 +29,7 @@ class MergedDrafter:
         self.aux_layers = model.aux_layers
         self.nodes, self.depth, self.width = model.nodes, model.depth, model.width
         self.branch = ngram.depth
+        self.late = model.late and ngram.late
         self._model = model
         self._ngram = ngram
 
@@ -49,6 +50,11 @@ class MergedDrafter:
         """Take in committed tokens; both follow every row, whatever drafts in this round."""
         self._model.extend(chain, features_BAF, tokens_BA)
         self._ngram.extend(chain, features_BAF, tokens_BA)
+
+    def prepare(self, state: DraftState) -> None:
+        """Let the model work off what it put off, if it is to draft."""
+        if self.nodes:
+            self._model.prepare(state)
 
     def draft(self, state: DraftState) -> DraftTree:
         """Return the model's tree with the branch behind its nodes."""

@@ -22,6 +22,7 @@ class NgramDrafter:
     aux_layers: tuple[int, ...] = ()
     width = 1
     branch = 0
+    late = True  # it does no more than put tokens down
 
     def __init__(
         self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 3
@@ -41,6 +42,9 @@ class NgramDrafter:
         columns_BA = (columns_BA + 1 + self._longest).clamp(max=self.tokens_SC.shape[1] - 1)
         # Padding lands behind the row's last token and is overwritten before it is ever looked at.
         self.tokens_SC[chain.first_row : chain.first_row + B].scatter_(1, columns_BA, tokens_BA)
+
+    def prepare(self, state: DraftState) -> None:
+        """Do nothing: nothing is put off."""
 
     def draft(self, state: DraftState) -> DraftTree:
         """Return what followed the best earlier match; nonsense where there is none."""

@@ -49,7 +49,13 @@ class StaticEagleDrafter(EagleDrafter):
     """Drafts one fixed list of paths."""
 
     def __init__(
-        self, head: Any, paths: Sequence[Path] = DEFAULT_PATHS, *, slots: int, capacity: int
+        self,
+        head: Any,
+        paths: Sequence[Path] = DEFAULT_PATHS,
+        *,
+        slots: int,
+        capacity: int,
+        late: bool = False,
     ) -> None:
         paths = check_paths(paths)
         super().__init__(
@@ -60,6 +66,7 @@ class StaticEagleDrafter(EagleDrafter):
             depth=max(map(len, paths)),
             width=max(max(path) for path in paths) + 1,
             nodes=len(paths),
+            late=late,
         )
         self.nodes = len(paths)
         device = self.states_SH.device
@@ -69,6 +76,7 @@ class StaticEagleDrafter(EagleDrafter):
 
     def draft(self, state: DraftState) -> DraftTree:
         """Fill the fixed tree with the head's best tokens."""
+        self._follow(state)
         B = state.root_B.shape[0]
         states = self.states_SH[state.first_row : state.first_row + B, None]
         tokens = self._likeliest(states, state, 0)[1]
