@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from eagle_batch.data.files import without_compression
@@ -36,6 +35,9 @@ class _Column:
     seen: bool = False
 
     def look(self, cells: pa.ChunkedArray) -> None:
+        # Not at the top: a plan of other formats would load it for nothing.
+        import pyarrow.compute as pc
+
         filled = cells.filter(pc.not_equal(cells, ""))
         if not len(filled) or not self.number:
             self.seen = self.seen or bool(len(filled))

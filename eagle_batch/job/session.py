@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -171,12 +172,18 @@ def _init_twice(workers: Workers, cores: int, *, dashboard: bool) -> Any:
         raise StoppedError(f"Ray could not be started on this machine: {said}") from error
 
 
+@functools.cache
+def _token() -> str:
+    """Return the token of this process: Ray's core reads it once, also if Ray is started again."""
+    return secrets.token_hex(32)
+
+
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Set variables that are not set, and a token of our own, while entered."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     if "RAY_AUTH_TOKEN" not in os.environ and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        added["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        added["RAY_AUTH_TOKEN"] = _token()
     os.environ.update(added)
     try:
         yield

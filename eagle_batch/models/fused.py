@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle_batch.models.cache import CacheStep, JoinedStep, KeyValueCache
-from eagle_batch.models.linear import DecodingLinear
+from eagle_batch.models.linear import DecodingLinear, has_bfloat16
 
 if TYPE_CHECKING:
     from eagle_batch.models.team import Team
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: Rows of a pass, and tokens of a row of the batch, up to which the kernels are faster than torch's
 #: operators: many queries over the same keys are what its attention is made for.
 _MOST_ROWS, _MOST_TOKENS = 512, 128
+#: The same rows where the processor multiplies in bfloat16 itself, which these kernels do not.
+_MOST_ROWS_WIDENED = 16
 #: Hidden size from which on it pays to share a layer between threads.
 _LEAST_SHARED = 128
 
@@ -139,12 +141,14 @@ class FusedStack:
             np.float32(sizes.eps),
             np.float32(sizes.head_dim**-0.5),
         )
+        widened = layers[0].qkv.sample.dtype == torch.bfloat16 and has_bfloat16()
+        self._most_rows = _MOST_ROWS_WIDENED if widened else _MOST_ROWS
         self._buffers = self._new_buffers(0, 0, 0)
         self._storage: tuple[KeyValueCache | None, Any] = (None, None)
 
     def suits(self, step: CacheStep | JoinedStep) -> bool:
         """Whether the kernels are the faster way to make a pass."""
-        return step.index_R.shape[0] <= _MOST_ROWS and _most_tokens(step) <= _MOST_TOKENS
+        return step.index_R.shape[0] <= self._most_rows and _most_tokens(step) <= _MOST_TOKENS
 
     def run(
         self,

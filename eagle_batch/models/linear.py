@@ -27,11 +27,13 @@ class DecodingLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self._blocked = not plain and is_blockable(weight)
+        #: Whether oneDNN multiplies: over a plain weight too it is faster than what torch has else.
+        self._onednn = is_blockable(weight)
+        self._blocked = self._onednn and not plain
         self._weight = block(weight) if self._blocked else weight.detach().contiguous()
         #: Whether torch multiplies these numbers fast only after it has widened them.
         self._widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-        self._widens = self._widens and not is_blockable(weight)
+        self._widens = self._widens and not self._onednn
 
     @property
     def address(self) -> int:
@@ -46,8 +48,8 @@ class DecodingLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product; `[..., in] -> [..., out]`."""
-        if self._blocked:
-            return _blocked_product(x, self._weight, self.bias)
+        if self._onednn:
+            return _onednn_product(x, self._weight, self.bias)
         if self._widens:
             bias = None if self.bias is None else self.bias.float()
             return F.linear(x.float(), self._weight.float(), bias).to(x.dtype)
@@ -62,19 +64,19 @@ class DecodingLinear(nn.Module):
         """Return `residual + self(x)`, in one kernel where the types allow."""
         if residual.dtype != x.dtype or self.bias is not None or self._widens:
             return residual + self(x)  # type: ignore[no-any-return]
-        if not self._blocked:
+        if not self._onednn:
             return torch.addmm(residual, x, self._weight.t())
-        return _blocked_sum(x, residual, self._weight)
+        return _onednn_sum(x, residual, self._weight)
 
 
-def _blocked_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - its public name
         x, weight, bias, "none", [], ""
     )
     return product
 
 
-def _blocked_sum(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+def _onednn_sum(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001 - its public name
         x, residual, weight, None, "add"
     )
