@@ -159,8 +159,15 @@ def test_a_ray_that_was_imported_before_its_settings_still_starts_and_says_so() 
         "with ray_session(Workers(count=1, gpus=0), 1, print):\n"
         "    print(ray.get(ray.remote(lambda: 'works').remote()))\n"
     )
+    # A Ray that runs in the process of the tests has its settings in the environment.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=clean,
     )
     assert done.returncode == 0, done.stderr
     warning, resources, answer = done.stdout.splitlines()
