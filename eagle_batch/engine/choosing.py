@@ -5,7 +5,7 @@ random bits are so high that it could win, which is seldom. What comes out is ch
 rounding: where another order of a sum, or another logarithm, might decide otherwise, nothing is
 chosen here and the caller asks torch.
 
-Shape legend: P places, V vocabulary, W threads, K best tokens.
+Shape legend: P places, V vocabulary, W workers of a team, K best tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from eagle_batch.engine.noise import place_words, scramble
 from eagle_batch.models.kernels import exponential
-from eagle_batch.models.threads import on_threads
+from eagle_batch.models.team import Team, claim, finish, settle
 
 F32, U32 = np.float32, np.uint32
 _LN2 = F32(0.6931472)
@@ -39,6 +39,7 @@ UNDECIDED = -1
 _SUMS = {"contract", "nsz", "reassoc"}
 _kernel: Any = njit(fastmath=_SUMS, error_model="numpy", cache=True)
 _instruction: Any = intrinsic
+_shared: Any = njit(fastmath=_SUMS, error_model="numpy", nogil=True, cache=True)
 _no_nan: Any = njit(fastmath=_SUMS | {"nnan"}, error_model="numpy", cache=True)
 
 
@@ -187,13 +188,11 @@ def _sampled(scores_V, peak, kth, least, top_p, scrambled_V, factor, offset):
 
 
 @_kernel
-def _choose_place(arguments, worker, p):
-    logits_PV, rows, words_P2, scrambled_V, scores_WV, found_WV, out_P = arguments
+def _choose_place(logits_PV, rows, words_P2, scrambled_V, scores_V, found_V, out_P, p):
     temperature, log_min_p, top_p, top_k = rows[0][p], rows[1][p], rows[2][p], rows[3][p]
     if temperature == F32(0):
         out_P[p] = _top(logits_PV[p])
         return
-    scores_V = scores_WV[worker]
     for i in range(scores_V.shape[0]):
         scores_V[i] = logits_PV[p, i] / temperature
     top = _top(scores_V)
@@ -201,18 +200,23 @@ def _choose_place(arguments, worker, p):
     if not np.isfinite(peak):
         out_P[p] = top
         return
-    kth = _kth(scores_V, top_k, found_WV[worker])
+    kth = _kth(scores_V, top_k, found_V)
     least = max(kth, peak + log_min_p)
     out_P[p] = _sampled(
         scores_V, peak, kth, least, top_p, scrambled_V, words_P2[p, 0], words_P2[p, 1]
     )
 
 
-@_kernel
-def _choose(logits_PV, rows, words_P2, scrambled_V, scores_WV, found_WV, out_P):
-    arguments = (logits_PV, rows, words_P2, scrambled_V, scores_WV, found_WV, out_P)
-    places = out_P.shape[0]
-    on_threads(_choose_place, arguments, places, min(scores_WV.shape[0], places))
+@_shared
+def _choose(rank, counters, logits_PV, rows, words_P2, scrambled_V, scores_WV, found_WV, out_P):
+    """Choose at every place; see `Team.run`."""
+    places, scores_V, found_V = out_P.shape[0], scores_WV[rank], found_WV[rank]
+    p = claim(counters, 0)
+    while p < places:
+        _choose_place(logits_PV, rows, words_P2, scrambled_V, scores_V, found_V, out_P, p)
+        finish(counters, 0)
+        p = claim(counters, 0)
+    settle(counters, 0, places)
 
 
 def choose_compiled(logits_BNV: Tensor, index_BN: Tensor, params: Any) -> Tensor:
@@ -234,11 +238,18 @@ def choose_compiled(logits_BNV: Tensor, index_BN: Tensor, params: Any) -> Tensor
         places(params.top_k_B),
     )
     out_P = np.empty(index_BN.numel(), np.int64)
-    scratch = np.empty((2, torch.get_num_threads(), vocab), F32)
+    team = _team(1 if out_P.size == 1 else torch.get_num_threads())
+    scores_WV, found_WV = np.empty((2, team.workers, vocab), F32)
     logits_PV = logits_BNV.float().reshape(-1, vocab).contiguous().numpy()
     words = words_P2.numpy().view(U32)
-    _choose(logits_PV, rows, words, _scrambled(vocab), scratch[0], scratch[1], out_P)
+    inputs = (logits_PV, rows, words, _scrambled(vocab))
+    team.run(_choose, 1, *inputs, scores_WV, found_WV, out_P)
     return torch.from_numpy(out_P).view_as(index_BN)
+
+
+@lru_cache(maxsize=2)
+def _team(workers: int) -> Team:
+    return Team(workers)
 
 
 @lru_cache(maxsize=4)

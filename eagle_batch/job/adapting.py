@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle_batch.pipeline import Adapt
 
@@ -199,17 +199,10 @@ class Adaptation:
         return self._note(at, "stopped", f"adaptation stopped, the job goes on, {kept}: {reason}")
 
     def _note(self, at: float, kind: str, text: str, found: Learnt | None = None) -> Switch:
-        numbers = (
-            {}
-            if found is None
-            else {
-                "tokens": found.tokens,
-                "seconds": found.seconds,
-                "before": found.before,
-                "after": found.after,
-            }
-        )
-        event = Switch(at, kind, text, self.version, **numbers)  # type: ignore[arg-type]
+        event = Switch(at, kind, text, self.version)
+        if found is not None:
+            event = replace(event, tokens=found.tokens, seconds=found.seconds)
+            event = replace(event, before=found.before, after=found.after)
         self.events.append(event)
         return event
 

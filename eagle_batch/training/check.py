@@ -101,7 +101,7 @@ def _decode(
     spec: EngineSpec, prompts: Sequence[str], max_tokens: int
 ) -> tuple[Decoded, list[Sample]]:
     engine = build_engine(spec)
-    ids = [_prompt_ids(engine.tokenizer, text) for text in prompts]
+    ids = [prompt_ids(engine.tokenizer, text) for text in prompts]
     for row, prompt in enumerate(ids):
         engine.add(Request(str(row), prompt, SamplingParams(max_tokens=max_tokens)))
     samples = []
@@ -125,7 +125,7 @@ def _decoded(metrics: EngineMetrics, prompts: int) -> Decoded:
     )
 
 
-def _prompt_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def prompt_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Return a question as the target's chat template puts it, or as it is where there is none."""
     if tokenizer.chat_template is None:
         return tuple(tokenizer.encode(text))

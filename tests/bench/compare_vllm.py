@@ -12,20 +12,20 @@ other. Exits with 1 where the two differ by more than three per cent.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from eagle_batch import demo
+from eagle_batch.bench.prompts import questions
 from eagle_batch.engine.build import build_engine
 from eagle_batch.engine.peer import build_vllm_engine
 from eagle_batch.engine.request import Completion, EngineSpec, Request, SamplingParams
 from eagle_batch.job.spec import EngineLike
+from eagle_batch.training.check import prompt_ids
 
 MODEL = "smollm2-135m-instruct"
 TOLERANCE = 0.03
@@ -45,18 +45,6 @@ class Side:
     @property
     def tokens(self) -> int:
         return sum(len(each.token_ids) for each in self.done.values())
-
-
-def read_prompts(path: Path, rows: int, tokenizer: Any) -> list[tuple[int, ...]]:
-    """Return the token ids of a file's first prompts, as a user's turn."""
-    documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()[:rows]]
-    ids = []
-    for document in documents:
-        text = document.get("prompt") or document["turns"][0]
-        turn = [{"role": "user", "content": text}]
-        shown = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-        ids.append(tuple(tokenizer.encode(shown, add_special_tokens=False)))
-    return ids
 
 
 def run(name: str, engine: EngineLike, prompts: Sequence[tuple[int, ...]], tokens: int) -> Side:
@@ -81,7 +69,7 @@ def main(prompts: Path, rows: int, tokens: int, depth: int, batch: int) -> None:
     spec = replace(spec, slots=batch, context=1024)
     # First: vLLM goes through all loaded modules and stumbles over some of those that we load.
     theirs = build_vllm_engine(replace(spec, kind="vllm"))
-    ids = read_prompts(prompts, rows, theirs.tokenizer)
+    ids = [prompt_ids(theirs.tokenizer, text) for text in questions(prompts, rows)]
     sides = [run("ours", build_engine(spec), ids, tokens), run("vllm", theirs, ids, tokens)]
     for side in sides:
         passes = sum(each.target_passes for each in side.done.values())

@@ -23,10 +23,12 @@ import click
 import torch
 
 from eagle_batch import demo
+from eagle_batch.bench.prompts import questions
 from eagle_batch.engine.build import Parts, assemble, load_parts
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import EngineSpec, Request, SamplingParams, noise_key
 from eagle_batch.engine.sampling import filtered_logits, pack_params
+from eagle_batch.training.check import prompt_ids
 
 MODEL = "smollm2-135m-instruct"
 #: Gaps of processed scores below which two orders of the same sums may choose differently.
@@ -70,16 +72,7 @@ def all_parts(spec: EngineSpec) -> tuple[Parts, EngineSpec]:
 
 
 def encode(parts: Parts, paths: Sequence[Path], rows: int) -> list[tuple[int, ...]]:
-    found = []
-    for path in paths:
-        for line in path.read_text("utf-8").splitlines()[:rows]:
-            row = json.loads(line)
-            question = row["prompt"] if "prompt" in row else row["turns"][0]
-            text = parts.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-            )
-            found.append(tuple(parts.tokenizer.encode(text, add_special_tokens=False)))
-    return found
+    return [prompt_ids(parts.tokenizer, text) for path in paths for text in questions(path, rows)]
 
 
 def key(row: int) -> int:

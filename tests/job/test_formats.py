@@ -21,13 +21,13 @@ from eagle_batch.errors import ConfigError, LedgerError
 from eagle_batch.job.openai_files import lines
 from eagle_batch.job.replay import replay
 from eagle_batch.job.status import read_status
-from eagle_batch.job.store import LocalStore, open_store
+from eagle_batch.job.store import open_store
 from eagle_batch.job.verify import verify
 from eagle_batch.pipeline import load_pipeline
 from eagle_batch.report.write import write_reports
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import load_job, run_in_process, write_job
-from tests.job.support import QUICK
+from tests.job.support import Dying
 from tests.test_docs import REPOSITORY, blocks
 
 TOPICS = [LONG if n == 5 else f"topic {n % 7}" for n in range(12)]
@@ -212,26 +212,7 @@ def test_a_damaged_stamp_is_told_and_the_shard_made_again(tmp_path: Path, ending
     assert verify(str(folder / "out")).ok
 
 
-class Dying(LocalStore):
-    """A store that ends its process before the put of that number, of objects of all kinds."""
-
-    def __init__(self, root: str, left: int) -> None:
-        super().__init__(root, QUICK, lambda s: None)
-        self.left = left
-
-    def _create(self, key: str, data: bytes) -> None:
-        self._count(key)
-        super()._create(key, data)
-
-    def _replace(self, key: str, data: bytes) -> None:
-        self._count(key)
-        super()._replace(key, data)
-
-    def _count(self, key: str) -> None:
-        if key.startswith(("data/", "errors/", "raw/", "_job/stamps/", "_job/finished/")):
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
+FOLDERS = ("data/", "errors/", "raw/", "_job/stamps/", "_job/finished/")
 
 
 @pytest.mark.parametrize("form", [("jsonl", "none"), ("arrow", "lz4")], ids=lambda form: form[0])
@@ -247,7 +228,7 @@ def test_a_death_at_any_put_of_a_job_that_takes_out_duplicates_changes_nothing(
         folder = tmp_path / f"dead{puts}"
         path = write(folder, form, **fields)
         try:
-            run_in_process(load_job(path), store=Dying(str(folder / "out"), puts))
+            run_in_process(load_job(path), store=Dying(str(folder / "out"), puts, FOLDERS))
         except KeyboardInterrupt:
             run_in_process(load_job(path))
         else:

@@ -20,12 +20,11 @@ from eagle_batch.errors import ConfigError
 from eagle_batch.job.job import JobResult
 from eagle_batch.job.replay import replay
 from eagle_batch.job.status import read_status
-from eagle_batch.job.store import LocalStore
 from eagle_batch.job.verify import verify
 from eagle_batch.pipeline import Decontaminate, load_pipeline
 from eagle_batch.stages.duplicates import SIGNATURE, Alike, Same, bands
 from tests.job.fake_job import CrashError, load_job, read_errors, run_in_process, write_job
-from tests.job.support import QUICK
+from tests.job.support import Dying
 from tests.stages.test_graph import rows, stage
 
 #: The texts are the topics themselves: `one` is what is compared, and follows from nothing else.
@@ -86,26 +85,7 @@ def test_a_second_start_finds_everything_done(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-class Dying(LocalStore):
-    """A store that ends its process after so many objects below some folders."""
-
-    def __init__(self, root: str, left: int) -> None:
-        super().__init__(root, QUICK, lambda s: None)
-        self.left = left
-
-    def _create(self, key: str, data: bytes) -> None:
-        self._count(key)
-        super()._create(key, data)
-
-    def _replace(self, key: str, data: bytes) -> None:
-        self._count(key)
-        super()._replace(key, data)
-
-    def _count(self, key: str) -> None:
-        if key.startswith(("data/", "errors/", "_job/finished/")):
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left -= 1
+FOLDERS = ("data/", "errors/", "_job/finished/")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -121,7 +101,7 @@ def test_a_death_at_any_put_of_the_last_pass_changes_nothing(tmp_path: Path) -> 
     while True:
         folder = tmp_path / f"dead{puts}"
         path = write(folder)
-        dying = Dying(str(folder / "out"), puts)
+        dying = Dying(str(folder / "out"), puts, FOLDERS)
         try:
             run_in_process(load_job(path), store=dying)
         except KeyboardInterrupt:
