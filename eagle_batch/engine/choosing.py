@@ -20,6 +20,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from eagle_batch.engine.kernels import highest_of, insert, peak_of
 from eagle_batch.engine.noise import place_words, scramble
 from eagle_batch.models.kernels import exponential
 from eagle_batch.models.team import Team, claim, finish, settle
@@ -44,33 +45,6 @@ _no_nan: Any = njit(fastmath=_SUMS | {"nnan"}, error_model="numpy", cache=True)
 
 
 @_kernel
-def _count_nan(x_V):
-    count = 0
-    for i in range(x_V.shape[0]):
-        count += x_V[i] != x_V[i]
-    return count
-
-
-@_no_nan
-def _highest(x_V):
-    highest = x_V[0]
-    for i in range(x_V.shape[0]):
-        highest = max(highest, x_V[i])
-    return highest
-
-
-@_kernel
-def _top(x_V):
-    """Return the first of the highest elements, or the first that is no number, as torch does."""
-    nan = _count_nan(x_V) > 0
-    highest = F32(0) if nan else _highest(x_V)
-    for i in range(x_V.shape[0]):
-        if x_V[i] != x_V[i] if nan else x_V[i] == highest:
-            return i
-    return 0
-
-
-@_kernel
 def _kth(scores_V, k, found_V):
     """Return the k-th highest score: at least k parts have a highest above the k-th of these."""
     vocab = scores_V.shape[0]
@@ -80,7 +54,7 @@ def _kth(scores_V, k, found_V):
     parts = vocab // size
     for part in range(parts):
         stop = vocab if part == parts - 1 else (part + 1) * size
-        found_V[part] = _highest(scores_V[part * size : stop])
+        found_V[part] = highest_of(scores_V[part * size : stop])
     bound = np.sort(found_V[:parts])[parts - k]
     count = 0
     for i in range(vocab):
@@ -151,20 +125,10 @@ def _best(scores_V, least, scrambled_V, factor, offset, values_K, tokens_K):
         for i in range(first, stop):
             value = scores_V[i] + _noise(_bits(scrambled_V[i], factor, offset))
             if scores_V[i] >= least and value > bar:
-                count = _insert(value, i, count, values_K, tokens_K)
+                count = min(count + 1, _BEST)
+                insert(values_K, tokens_K, count - 1, value, i)
                 bar = values_K[count - 1] if count == _BEST else bar
     return count
-
-
-@_kernel
-def _insert(value, token, count, values_K, tokens_K):
-    """Put a token in its place among the best; return how many they are now."""
-    place = min(count, _BEST - 1)
-    while place > 0 and values_K[place - 1] < value:
-        values_K[place], tokens_K[place] = values_K[place - 1], tokens_K[place - 1]
-        place -= 1
-    values_K[place], tokens_K[place] = value, token
-    return min(count + 1, _BEST)
 
 
 @_kernel
@@ -191,11 +155,11 @@ def _sampled(scores_V, peak, kth, least, top_p, scrambled_V, factor, offset):
 def _choose_place(logits_PV, rows, words_P2, scrambled_V, scores_V, found_V, out_P, p):
     temperature, log_min_p, top_p, top_k = rows[0][p], rows[1][p], rows[2][p], rows[3][p]
     if temperature == F32(0):
-        out_P[p] = _top(logits_PV[p])
+        out_P[p] = peak_of(logits_PV[p])
         return
     for i in range(scores_V.shape[0]):
         scores_V[i] = logits_PV[p, i] / temperature
-    top = _top(scores_V)
+    top = peak_of(scores_V)
     peak = scores_V[top]
     if not np.isfinite(peak):
         out_P[p] = top

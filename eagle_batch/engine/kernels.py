@@ -28,41 +28,48 @@ _numbers: Any = njit(fastmath={"nnan", "nsz", "reassoc"}, error_model="numpy", c
 
 
 @_kernel
-def _not_a_number(x_RV, r):
-    """Return the place of the first NaN of a row, -1 where there is none."""
+def _not_a_number(x_V):
+    """Return the place of the first NaN, -1 where there is none."""
     found = 0
-    for v in range(x_RV.shape[1]):
-        found |= x_RV[r, v] != x_RV[r, v]  # Only a NaN differs from itself.
+    for v in range(x_V.shape[0]):
+        found |= x_V[v] != x_V[v]  # Only a NaN differs from itself.
     if found:
-        for v in range(x_RV.shape[1]):
-            if np.isnan(x_RV[r, v]):
+        for v in range(x_V.shape[0]):
+            if np.isnan(x_V[v]):
                 return v
     return -1
 
 
 @_numbers
-def _highest(x_RV, r, start, stop):
-    highest = _LOWEST
-    for v in range(start, stop):
-        highest = max(highest, x_RV[r, v])
+def highest_of(x_V):
+    """Return the highest of some numbers."""
+    highest = x_V[0]
+    for v in range(x_V.shape[0]):
+        highest = max(highest, x_V[v])
     return highest
 
 
 @_kernel
+def peak_of(x_V):
+    """Return the place of the highest number: the first of equals, or the first NaN."""
+    place = _not_a_number(x_V)
+    if place >= 0:
+        return place
+    highest, where = _LOWEST, 0
+    for start in range(0, x_V.shape[0], _BLOCK):
+        value = highest_of(x_V[start : start + _BLOCK])
+        if value > highest:
+            highest, where = value, start
+    while x_V[where] < highest:
+        where += 1
+    return where
+
+
+@_kernel
 def peaks(x_RV, place_R):
-    """Write the place of the highest number of every row: the first of equals, or the first NaN."""
+    """Write the place of the highest number of every row; see `peak_of`."""
     for r in range(x_RV.shape[0]):
-        place_R[r] = _not_a_number(x_RV, r)
-        if place_R[r] >= 0:
-            continue
-        highest, where = _LOWEST, 0
-        for start in range(0, x_RV.shape[1], _BLOCK):
-            value = _highest(x_RV, r, start, min(start + _BLOCK, x_RV.shape[1]))
-            if value > highest:
-                highest, where = value, start
-        while x_RV[r, where] < highest:
-            where += 1
-        place_R[r] = where
+        place_R[r] = peak_of(x_RV[r])
 
 
 @_numbers
@@ -82,19 +89,19 @@ def best(x_RV, value_RK, place_RK, total_R):
     count = value_RK.shape[1]
     for r in range(x_RV.shape[0]):
         value_RK[r], place_RK[r], total_R[r] = _LOWEST, 0, np.nan
-        if _not_a_number(x_RV, r) >= 0:
+        if _not_a_number(x_RV[r]) >= 0:
             value_RK[r] = np.nan
             continue
         taken = 0
         for start in range(0, x_RV.shape[1], _BLOCK):
             stop = min(start + _BLOCK, x_RV.shape[1])
             # Most blocks hold nothing that is among the best.
-            if taken == count and _highest(x_RV, r, start, stop) <= value_RK[r, count - 1]:
+            if taken == count and highest_of(x_RV[r, start:stop]) <= value_RK[r, count - 1]:
                 continue
             for v in range(start, stop):
                 if taken < count or x_RV[r, v] > value_RK[r, count - 1]:
                     taken = min(taken + 1, count)
-                    _insert(value_RK, place_RK, r, taken - 1, x_RV[r, v], v)
+                    insert(value_RK[r], place_RK[r], taken - 1, x_RV[r, v], v)
         highest = value_RK[r, 0]
         total_R[r] = highest
         if highest > _LOWEST:
@@ -102,13 +109,13 @@ def best(x_RV, value_RK, place_RK, total_R):
 
 
 @_kernel
-def _insert(value_RK, place_RK, r, last, value, place):
+def insert(value_K, place_K, last, value, place):
     """Put a value among those before `last`, behind its equals."""
     k = last
-    while k > 0 and value_RK[r, k - 1] < value:
-        value_RK[r, k], place_RK[r, k] = value_RK[r, k - 1], place_RK[r, k - 1]
+    while k > 0 and value_K[k - 1] < value:
+        value_K[k], place_K[k] = value_K[k - 1], place_K[k - 1]
         k -= 1
-    value_RK[r, k], place_RK[r, k] = value, place
+    value_K[k], place_K[k] = value, place
 
 
 @_kernel

@@ -9,8 +9,6 @@ times their size, F kept states times H, P pairs of a rotation.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from eagle_batch.models.cache import CacheStep, JoinedStep, KeyValueCache
 from eagle_batch.models.linear import DecodingLinear, has_bfloat16
+from eagle_batch.models.quick import has_kernels
 
 if TYPE_CHECKING:
     from eagle_batch.models.team import Team
@@ -49,7 +48,7 @@ class FusedLayer:
 
 def is_fusible(dtype: torch.dtype, device: torch.device, inputs: Sequence[int]) -> bool:
     """Whether there are kernels for matrices of these elements and inputs on this device."""
-    if device.type != "cpu" or os.name != "posix" or importlib.util.find_spec("numba") is None:
+    if device.type != "cpu" or not has_kernels():
         return False
     from eagle_batch.models.tiles import INPUTS
 
