@@ -326,7 +326,7 @@ class _Run:
             case StartWorker(worker):
                 self._pool.start(worker)
             case StopWorker(worker):
-                self._meter.lost(worker)
+                self._meter.released(worker)
                 self._paces.lost(worker)
                 self._outbox.pop(worker, None)
                 self._log.info("worker released", worker=worker)

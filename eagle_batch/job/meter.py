@@ -57,8 +57,9 @@ class Snapshot:
 @dataclass(slots=True)
 class _WorkerTotals:
     info: WorkerInfo
-    #: Seconds of the run at which it was ready and, where it was lost, gone.
+    #: Seconds of the run at which it was ready, gone for any reason, and lost.
     ready_at: float
+    ended_at: float | None = None
     lost_at: float | None = None
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     units: int = 0
@@ -128,10 +129,16 @@ class Meter:
             self._generating = self._clock()
 
     def lost(self, worker: int) -> None:
+        """Note that a worker died."""
+        if worker in self._alive:
+            self._workers[worker].lost_at = self._clock() - self._begun
+        self.released(worker)
+
+    def released(self, worker: int) -> None:
         """Note a worker that is gone; what it generated and did not commit was for nothing."""
         if worker in self._alive:
             totals = self._workers[worker]
-            totals.lost_at = self._clock() - self._begun
+            totals.ended_at = self._clock() - self._begun
             self._discarded += totals.open
             self._discarded_tokens += totals.open_tokens
         self._lent.lost(worker, self._clock() - self._begun)
@@ -223,7 +230,7 @@ class Meter:
     def end(self) -> None:
         """Take what living workers did not commit as made for nothing: the run is over."""
         for worker in tuple(self._alive):
-            self.lost(worker)
+            self.released(worker)
         self._write_off(self._lent.end())
 
     def snapshot(self, tally: Tally) -> Snapshot:
@@ -328,6 +335,7 @@ def _worker_document(number: int, totals: _WorkerTotals) -> dict[str, Any]:
         "tokens": tokens,
         "pump_seconds": totals.pump_s,
         "ready_at": totals.ready_at,
+        "ended_at": totals.ended_at,
         "lost_at": totals.lost_at,
         "slots": totals.slots,
         "notices": list(totals.notices),

@@ -8,7 +8,7 @@ from typing import Any
 from eagle_batch.report import plots
 from eagle_batch.report.output import Failures, OutputFacts
 from eagle_batch.report.over_time import adaptation, choices, gains, occupancy, throughput
-from eagle_batch.report.parts import Card, Column, Table, svg
+from eagle_batch.report.parts import Card, Column, Table, counted, svg
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
 from eagle_batch.report.stretches import stretches
@@ -88,9 +88,9 @@ def _workers(facts: OutputFacts) -> Iterator[Card]:
     marks = [remark["at"] for remark in remarks if _is_failure(remark["text"])]
     points = [(point["at"], point["workers"]) for point in timeline["points"]] if timeline else []
     note = "A triangle marks a worker that was lost"
-    alt = f"{len(document['workers'])} workers; {len(marks)} failures"
+    alt = f"{counted(len(document['workers']), 'worker')}; {counted(len(marks), 'failure')}"
     if len(document["workers"]) <= MOST_LANES:
-        lives = [(str(w["worker"]), w["ready_at"], w["lost_at"]) for w in document["workers"]]
+        lives = list(map(_life, document["workers"]))
         helps = _helps(document)
         parts = " An orange stretch: it made rows of a shard that took another longer."
         image = svg(plots.lanes(lives, helps, document["seconds"]))
@@ -98,6 +98,12 @@ def _workers(facts: OutputFacts) -> Iterator[Card]:
     elif points and points[-1][0] > 0:
         text = f"{note} or did not start, or a shard that failed."
         yield Card("Workers ready", text, svg(plots.workers(points, marks)), alt)
+
+
+def _life(worker: dict[str, Any]) -> plots.Life:
+    # An output of an older version calls every end a loss.
+    ended = worker.get("ended_at", worker["lost_at"])
+    return plots.Life(str(worker["worker"]), worker["ready_at"], ended, worker["lost_at"])
 
 
 def _helps(document: dict[str, Any]) -> list[tuple[str, float, float]]:

@@ -50,7 +50,8 @@ def adaptation(facts: OutputFacts) -> Iterator[Card]:
     if not events:
         return
     names = ("learnt from", "seconds of training", "in use", "after training")
-    head = (Column("after", number=True), Column("what"), *(Column(n, number=True) for n in names))
+    numbers = (Column(name, number=True) for name in names)
+    head = (Column("after", number=True), Column("what", text=True), *numbers)
     yield Card(
         "Adaptation",
         "Rounds of training beside the job. In use and after training: tokens a pass that a chain "

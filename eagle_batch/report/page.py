@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from eagle_batch.report.cards import make_cards
 from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_failures
-from eagle_batch.report.parts import Card
+from eagle_batch.report.parts import Card, counted
 from eagle_batch.report.progress import duration
 from eagle_batch.report.statistics import RowStatistics, read_statistics
 
@@ -96,12 +96,13 @@ def _tiles(facts: OutputFacts, price: float | None) -> list[Tile]:
     if facts.metrics is None:
         return tiles
     engine, seconds = facts.metrics["engine"], facts.metrics["generating_seconds"]
+    workers = counted(len(facts.metrics["workers"]), "worker")
     tiles += [
         Tile(f"{engine['completion_tokens']:,}", "tokens generated in the last run"),
         Tile(f"{facts.metrics['tokens_per_s']:,.1f}", "tokens a second"),
         Tile(f"{engine['acceptance_length']:.2f}", "tokens a row gains in one target pass"),
         Tile(f"{engine['occupancy']:.0%}", "of the slots in use"),
-        Tile(duration(seconds), f"generating, {_workers(facts.metrics)}"),
+        Tile(duration(seconds), f"generating, {workers}"),
         Tile(_compact(_tokens_an_hour(facts.metrics)), _hour_label(facts.metrics, price)),
     ]
     return tiles
@@ -114,11 +115,6 @@ def _hour_label(document: dict[str, Any], price: float | None) -> str:
     if price is None or not speed:
         return label
     return f"{label}: {1e6 * price / speed:,.2f} for a million tokens, at {price:g} a {device}-hour"
-
-
-def _workers(document: dict[str, Any]) -> str:
-    count = len(document["workers"])
-    return f"{count} worker" + ("s" if count != 1 else "")
 
 
 def _device(document: dict[str, Any]) -> str:

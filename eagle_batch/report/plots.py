@@ -9,6 +9,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -42,6 +43,10 @@ GREY = "#0a0008"
 DRAFTS = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0006", "#0a0007")
 #: Inches of a figure that is as wide as the page.
 WIDE = (9.9, 3.6)
+#: Lines of names above such a figure; width of a name and height of a line as shares of its axes.
+NAME_LINES, NAME_WIDTH, NAME_HEIGHT = 2, 0.06, 0.085
+#: Columns that a figure has room for at least, so that one alone is no wall.
+FEW = 4
 #: Inches of one figure; a point is a CSS pixel and a third.
 SIZE = (4.7, 2.55)
 STYLE: dict[Any, Any] = {
@@ -119,7 +124,7 @@ def throughput(
             for axes in (rate, drafts):
                 axes.axvline(at, color=SOFT, linestyle=":", linewidth=1.0)
         _shares_over_time(drafts, found)
-        _name_moments(rate, heads)
+        _name_moments(rate, heads, found[-1].end)
         _time(drafts, found[-1].end)
         figure.legend(*rate.get_legend_handles_labels(), loc="outside upper left", ncols=3)
         figure.legend(*drafts.get_legend_handles_labels(), loc="outside lower left", ncols=7)
@@ -127,11 +132,17 @@ def throughput(
     return draw_figure("throughput", paint, WIDE)
 
 
-def _name_moments(axes: Axes, moments: Sequence[tuple[float, str]]) -> None:
+def _name_moments(axes: Axes, moments: Sequence[tuple[float, str]], last: float) -> None:
+    """Mark moments, their names above the axes; where many lie close, some have no name."""
+    place, free = axes.get_xaxis_transform(), [float("-inf")] * NAME_LINES
     for at, name in moments:
-        axes.axvline(at, color=SERIES[3], linewidth=1.4)
-        place = axes.get_xaxis_transform()
-        axes.text(at, 0.99, f" {name}", transform=place, va="top", fontsize=8.5, color=INK)
+        x = min(at, last)
+        axes.axvline(x, color=SERIES[3], linewidth=1.4)
+        line = next((n for n, begin in enumerate(free) if x >= begin), None)
+        if line is not None:
+            free[line] = x + NAME_WIDTH * last
+            style: dict[str, Any] = {"fontsize": 8.5, "color": SERIES[3], "ha": "center"}
+            axes.text(x, 1.02 + NAME_HEIGHT * line, name, transform=place, **style)
 
 
 def _rates(axes: Axes, found: Sequence[Stretch], average: float) -> None:
@@ -230,6 +241,7 @@ def shares(name: str, values: Sequence[float]) -> str:
         axes.bar_label(bars, [f"{value:.0%}" for value in values], padding=2, fontsize=8.5)
         axes.set_ylim(0, min(1.12, max(values) * 1.25 + 0.02))
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axes.set_xlim(0.4, max(len(values), FEW) + 0.6)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("drafted position")
         axes.grid(visible=False, axis="x")
@@ -315,8 +327,18 @@ def workers(points: Sequence[tuple[float, int]], marks: Sequence[float]) -> str:
     return draw("workers", paint)
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """When a worker was ready, gone for any reason, and lost, in seconds of the run."""
+
+    name: str
+    ready: float
+    ended: float | None
+    lost: float | None
+
+
 def lanes(
-    lives: Sequence[tuple[str, float, float | None]],
+    lives: Sequence[Life],
     helps: Sequence[tuple[str, float, float]],
     end: float,
 ) -> str:
@@ -326,16 +348,17 @@ def lanes(
     """
 
     def paint(axes: Axes) -> None:
-        places = {name: place for place, (name, _, _) in enumerate(lives)}
+        places = {life.name: place for place, life in enumerate(lives)}
         for name, begun, ended in helps:
             style: dict[str, Any] = {"height": 0.25, "color": SERIES[1], "zorder": 3}
             axes.barh([places[name]], [ended - begun], left=begun, **style)
-        for place, (_, ready, lost) in enumerate(lives):
-            until = end if lost is None else lost
-            axes.barh([place], [until - ready], left=ready, height=0.55, color=SERIES[2], alpha=0.8)
-            if lost is not None:
-                axes.plot([lost], [place], marker="v", markersize=8, color=BAD, clip_on=False)
-        axes.set_yticks(range(len(lives)), [name for name, _, _ in lives])
+        for place, life in enumerate(lives):
+            seconds = (end if life.ended is None else life.ended) - life.ready
+            style = {"left": life.ready, "height": 0.55, "color": SERIES[2], "alpha": 0.8}
+            axes.barh([place], [seconds], **style)
+            if life.lost is not None:
+                axes.plot([life.lost], [place], marker="v", markersize=8, color=BAD, clip_on=False)
+        axes.set_yticks(range(len(lives)), [life.name for life in lives])
         axes.set_ylim(len(lives) - 0.4, -0.6)
         axes.set_ylabel("worker")
         axes.grid(visible=False, axis="y")

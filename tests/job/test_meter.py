@@ -243,3 +243,19 @@ def test_a_loan_is_withdrawn_or_lost_with_its_worker(clock: Clock) -> None:
     meter.lost(2)
     found = [(each["state"], each["ended_at"]) for each in meter.document(tally(), "x")["loans"]]
     assert found == [("withdrawn", 3.0), ("lost", 3.0)]
+
+
+def test_workers_that_were_let_go_are_not_among_the_lost(clock: Clock) -> None:
+    """The report marked every worker of a finished job as lost."""
+    meter = Meter("r", clock)
+    for worker in range(3):
+        meter.started(worker, INFO)
+    for now, gone in ((1.0, meter.lost), (2.0, meter.released)):
+        clock.now = now
+        gone(int(now) - 1)
+    clock.now = 3.0
+    meter.end()
+    found = [
+        (each["ended_at"], each["lost_at"]) for each in meter.document(tally(), "x")["workers"]
+    ]
+    assert found == [(1.0, 1.0), (2.0, None), (3.0, None)]

@@ -119,7 +119,12 @@ def test_what_went_wrong_is_told(page: Page) -> None:
     assert "prompt_too_long" in page.text
     assert "the prompt is too long" in page.text
     assert "worker 0 was lost, its shards go back: RuntimeError: the device is gone" in page.text
-    assert "1 failures" in " ".join(value for _, value in page.attributes)
+    assert "1 failure" in " ".join(value for _, value in page.attributes)
+
+
+def test_one_triangle_marks_the_one_worker_that_was_lost(markup: str) -> None:
+    (lanes,) = re.findall(r'aria-label="Workers: 2 workers.*?</svg>', markup, re.DOTALL)
+    assert lanes.count('style="stroke: var(--bad)') == 1
 
 
 def test_statistics_are_sums_over_the_parquet_rows(store: Store) -> None:
@@ -271,7 +276,7 @@ def test_heads_that_took_over_are_marked_and_listed(tmp_path: Path) -> None:
     assert "no gain, undone 8,200 tokens 30 1.64 1.63" in page.text
     assert "adaptation stopped: no <memory>" in page.text
     assert "A line with a number is a head that was trained beside the job" in page.text
-    assert page.words.count(" head 1") == 1, "one line in the plot"
+    assert page.words.count("head 1") == 1, "one line in the plot"
     assert "trained beside the job, in `head/`" in render_card(store)
     assert JobMetrics.from_document(document).heads == 1
 
