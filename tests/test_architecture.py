@@ -39,7 +39,7 @@ ARROWS = {
     "stages": {"errors", "pipeline", "data", "engine.request"},
     # Rows are read as they are written.
     "report": {"errors", "pipeline", "engine.request"}
-    | {"data.forms", "data.plain", "data.schema"},
+    | {"data.forms", "data.partitions", "data.plain", "data.schema"},
     "job": {
         "errors",
         "demo",

@@ -21,6 +21,7 @@ FREE: dict[str, Any] = {
     "output.path": "elsewhere",
     "output.compression": "none",
     "output.row_group_rows": 2,
+    "output.partition_by": ["topic"],
     "input.path": "moved/topics.parquet",
 }
 BOUND: dict[str, Any] = {

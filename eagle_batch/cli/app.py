@@ -274,8 +274,8 @@ def verify(ctx: click.Context, *, output: str) -> None:
     for finding in report.findings:
         click.echo(str(finding))
     click.echo(_verdict(report))
-    if report.account:
-        click.echo(report.account)
+    for line in filter(None, (report.partitions, report.account)):
+        click.echo(line)
     if report.not_compared:
         click.echo(f"ids were not compared with the input: {report.not_compared}")
     ctx.exit(int(ExitCode.COMPLETE if report.ok else ExitCode.STOPPED))

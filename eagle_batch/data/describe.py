@@ -16,6 +16,7 @@ from eagle_batch.data.checks import check_stages
 from eagle_batch.data.drafts import draft_problems
 from eagle_batch.data.forms import make_form
 from eagle_batch.data.identity import target_identity
+from eagle_batch.data.partitions import column_problems
 from eagle_batch.data.plan import Plan, make_plan
 from eagle_batch.data.prompts import Prompter, load_chat, uses_chat
 from eagle_batch.data.rows import RowReader
@@ -150,6 +151,9 @@ def _column_problems(
         problems += template.problems(data.schema.names, names)
     if not problems:
         problems += duplicate_problems(pipeline, data.schema)
+        problems += column_problems(
+            pipeline.output.partition_by, output_schema(pipeline, data.schema)
+        )
     return problems + _filter_problems(pipeline, data)
 
 

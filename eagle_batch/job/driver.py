@@ -52,12 +52,13 @@ from eagle_batch.job.events import (
 from eagle_batch.job.finish import finish
 from eagle_batch.job.interrupts import Interrupts
 from eagle_batch.job.job import Job, JobResult, SizedPool, Watcher
-from eagle_batch.job.layers import made_layer
-from eagle_batch.job.ledger import METRICS, Ledger, Scan
+from eagle_batch.job.layers import finished_layer, made_layer
+from eagle_batch.job.ledger import METRICS, Ledger, Scan, latest, read_records
 from eagle_batch.job.logs import Log
 from eagle_batch.job.meter import Meter, Snapshot
 from eagle_batch.job.objects import Objects
 from eagle_batch.job.pace import Paces
+from eagle_batch.job.partitions import Partitioner
 from eagle_batch.job.reports import (
     Draining,
     Failure,
@@ -115,6 +116,10 @@ def run_job(
         result = _run_scanned(job, ledger, scan, make_pool, watcher, adapter)
         if layers:
             result = finish(job, ledger, whole, result, watcher)
+        if job.pipeline.output.partition_by:
+            commits = latest(read_records(finished_layer(whole) if layers else whole))
+            partitioner = Partitioner(whole, job.pipeline.output, tuple(commits.values()))
+            partitioner.write(ledger.tend, watcher.say)
     except StoreError as error:
         # Waiting records and the lock are left as a crash would leave them: to write them now is to
         # wait for the same store. A resume adopts the objects and takes over the lock.

@@ -29,6 +29,7 @@ from eagle_batch.job.objects import (
     read_table,
     sha256,
 )
+from eagle_batch.job.partition_proof import PartitionProof, same_rows
 from eagle_batch.job.row_ids import InputIds, Row, SeenRows, input_ids
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Task
@@ -67,6 +68,8 @@ class VerifyReport:
     account: str = ""
     #: Rows in the error table that were left out on purpose; not among the quarantined.
     dropped: int = 0
+    #: What the partitions hold; empty where there are none.
+    partitions: str = ""
 
     @property
     def balanced(self) -> bool:
@@ -88,11 +91,24 @@ def verify(output: str | Store) -> VerifyReport:
     identity = read_identity(store)
     layers = has_layers(identity.resolved)
     report = _verify_layer(made_layer(store, layers=layers), identity)
-    if not layers:
-        return report
-    final = _verify_layer(finished_layer(store), identity)
-    findings = (*_named(RAW, report.findings), *final.findings, *_sifted_otherwise(store, identity))
-    return replace(final, findings=findings, objects=report.objects + final.objects)
+    if layers:
+        final = _verify_layer(finished_layer(store), identity)
+        others = _sifted_otherwise(store, identity)
+        findings = (*_named(RAW, report.findings), *final.findings, *others)
+        report = replace(final, findings=findings, objects=report.objects + final.objects)
+    return _verify_partitions(finished_layer(store) if layers else store, identity, report)
+
+
+def _verify_partitions(store: Store, identity: Identity, report: VerifyReport) -> VerifyReport:
+    """Add what there is to say of the partitions of the rows in `data/`."""
+    try:
+        commits = tuple(latest(read_records(store)).values())
+    except LedgerError:
+        return report  # Damaged records are a finding already.
+    proof = PartitionProof(store, identity.form, commits)
+    findings = (*report.findings, *(Finding(*problem) for problem in proof.problems()))
+    objects = report.objects + proof.objects
+    return replace(report, findings=findings, objects=objects, partitions=proof.said())
 
 
 def _verify_layer(store: Store, identity: Identity) -> VerifyReport:
@@ -133,16 +149,7 @@ def _same_rows(store: Store, form: Form, key: str, rows: pa.Table) -> bool:
     except LedgerError:
         return True  # Damaged, which is a finding already.
     # So is one that is missing.
-    return found is None or bool(_spelled_out(found.table).equals(_spelled_out(rows)))
-
-
-def _spelled_out(table: pa.Table) -> pa.Table:
-    """Return a table with the values of dictionaries, whose order may differ from file to file."""
-    kinds = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(kinds, table.schema.metadata)).replace_schema_metadata(None)
+    return found is None or same_rows(found.table, rows)
 
 
 @dataclass(slots=True)

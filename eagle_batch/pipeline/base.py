@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -27,8 +25,6 @@ class Section(BaseModel):
     )
     #: Fields that hold a model and may be left out.
     _sections: ClassVar[tuple[str, ...]] = ()
-    #: Fields that people look for and that are not here -> what to do instead.
-    not_here: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @model_validator(mode="before")
     @classmethod

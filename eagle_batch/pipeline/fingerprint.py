@@ -24,6 +24,7 @@ _FREE_KEYS = frozenset(
         ("output", "path"),
         ("output", "compression"),
         ("output", "row_group_rows"),
+        ("output", "partition_by"),
         ("limits",),
         # The files' identities stand for them.
         ("decontaminate", "against"),
@@ -53,9 +54,9 @@ def resolved(pipeline: BaseModel) -> dict[str, Any]:
 def fingerprint(pipeline: BaseModel, inputs: Sequence[InputIdentity], target: str = "") -> str:
     """Return the SHA-256 of all that can change results: settings, identity of inputs and target.
 
-    Speculation, the engine's size, workers, limits, compression and where things lie are left out.
-    So are values that equal their default: a release may add a field without orphaning running
-    jobs. Speculation counts where the engine is not ours.
+    Speculation, the engine's size, workers, limits, compression, partitions and where things lie
+    are left out. So are values that equal their default: a release may add a field without
+    orphaning running jobs. Speculation counts where the engine is not ours.
     """
     settings = pipeline.model_dump(mode="json", exclude_defaults=True)
     kept = _without_free_keys(settings, _free_keys(settings))

@@ -88,9 +88,6 @@ def _rule_line(rule: Rule, model_key: Key) -> tuple[tuple[Key, ...], str]:
 def _unknown(key: Key, value: Any, model: type[BaseModel]) -> str:
     parent = _model_at(model, key[:-1])
     known = list(parent.model_fields) if parent else []
-    instead = getattr(parent, "not_here", {}).get(str(key[-1]))
-    if instead is not None:
-        return f"found {shown(value, 40)}; {instead}"
     return (
         f"unknown field (found {shown(value, 40)}); {suggestion(str(key[-1]), known)}"
         f"expected one of {', '.join(known)}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from eagle_batch.pipeline.base import Count, Section
+from eagle_batch.pipeline.base import Count, Section, Strings, as_list
 from eagle_batch.pipeline.problems import Rule
 
 #: Form -> the compressions that it has.
@@ -18,19 +17,8 @@ COMPRESSIONS = {
 }
 
 
-_PARTITIONS = (
-    "files follow the shards, each of which is made once; write partitions from the finished "
-    "output: pyarrow.dataset.write_dataset(eagle_batch.read(OUTPUT).to_arrow(), FOLDER, "
-    "format='parquet', partitioning=[COLUMN], partitioning_flavor='hive')"
-)
-
-
 class Output(Section):
     """Where the rows go."""
-
-    not_here = MappingProxyType(
-        dict.fromkeys(("partition_by", "partition_columns", "partition_cols"), _PARTITIONS)
-    )
 
     path: str = Field(
         min_length=1, description="Folder or URL of the output; relative to the working directory."
@@ -46,6 +34,12 @@ class Output(Section):
     )
     row_group_rows: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="Most rows of a row group, parquet only; null: one group a file."
+    )
+    partition_by: Annotated[Strings, BeforeValidator(as_list)] = Field(
+        default=(),
+        max_length=3,
+        description="Columns by whose values a complete job lays out its rows once more, in "
+        "by/COLUMN=VALUE/.",
     )
     token_ids: bool = Field(
         default=False,

@@ -211,11 +211,17 @@ def _making(facts: OutputFacts) -> str:
         ("head", f"{head}; it changes the speed, never the text"),
         ("seed", f"{facts.pipeline['seed']}, fingerprint `{facts.fingerprint[:16]}`"),
         ("rows", f"{facts.units:,} = {facts.rows:,} here + {errors}{rest}"),
+        ("partitions", _partitions(facts)),
         ("generated tokens", f"{_tokens(facts):,}"),
         ("licence", LICENCES.get(target["model"], ASK)),
     )
-    lines = "\n".join(f"- {name}: {value}" for name, value in values)
+    lines = "\n".join(f"- {name}: {value}" for name, value in values if value)
     return f"## How it was made\n\n{lines}\n\n{POINTERS}\n"
+
+
+def _partitions(facts: OutputFacts) -> str:
+    columns = ", ".join(f"`{_cell(name)}`" for name in facts.partitioned)
+    return f"by {columns}, in `by/`: the same rows once more, not sent by `push`" if columns else ""
 
 
 ASK = (

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from eagle_batch.data.forms import BROKEN, Form, form_of, stamp_key
+from eagle_batch.data.partitions import PARTITION_RECORDS
 from eagle_batch.data.schema import ERROR_SCHEMA
 from eagle_batch.errors import LedgerError
 
@@ -74,6 +75,8 @@ class OutputFacts:
     #: Keys of the data objects, and of the errors objects that hold rows.
     data_keys: tuple[str, ...]
     error_keys: tuple[str, ...]
+    #: Columns by which the rows are partitioned in `by/`.
+    partitioned: tuple[str, ...] = ()
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -109,6 +112,7 @@ def read_facts(store: Objects) -> OutputFacts:
         timeline=timeline["runs"][-1] if timeline and timeline["runs"] else None,
         data_keys=data_keys(store),
         error_keys=tuple(key for key in errors if _may_hold_errors(key, commits)),
+        partitioned=_partitioned(store),
     )
 
 
@@ -178,6 +182,11 @@ def _json(store: Objects, key: str) -> dict[str, Any] | None:
         return None if data is None else dict(json.loads(data))
     except ValueError as error:
         raise LedgerError(f"{store.name}: {key} is damaged: {error}") from error
+
+
+def _partitioned(store: Objects) -> tuple[str, ...]:
+    records = (_json(store, key) for key in sorted(store.list(PARTITION_RECORDS))[:1])
+    return tuple(name for record in records if record for name in record["columns"])
 
 
 def _runs(store: Objects) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from eagle_batch.job.verify import verify
 from tests.faults.azure import CONTAINER, KEY, WRONG_KEY, emulated, find_program, named
 from tests.job import test_store as suite
 from tests.job.fake_job import load_job, run_in_process, write_job
+from tests.job.test_partitions import check_on_a_store
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,6 +59,10 @@ def test_a_job_runs_on_azure_is_verified_and_does_nothing_when_it_is_complete(
     report = verify(job.pipeline.output.path)
     assert (report.ok, report.rows_out) == (True, 16), report.findings
     assert run_in_process(job).already_complete
+
+
+def test_partitions_lie_in_the_store_and_read_back(azure: str, tmp_path: Path) -> None:
+    check_on_a_store(azure, tmp_path)
 
 
 @pytest.mark.parametrize("verb", ["put_new", "put_replace", "get", "list"])

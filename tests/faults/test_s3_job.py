@@ -30,6 +30,7 @@ from tests.job.fake_job import (
     share_at_once,
     write_job,
 )
+from tests.job.test_partitions import check_on_a_store
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +65,10 @@ def test_a_job_runs_is_verified_and_does_nothing_when_it_is_complete(
     run_in_process(job)
     assert_whole(job)
     assert run_in_process(job).already_complete
+
+
+def test_partitions_lie_in_the_store_and_read_back(s3: Seaweed, tmp_path: Path) -> None:
+    check_on_a_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", tmp_path)
 
 
 def test_rows_that_workers_make_for_each_other_go_through_the_server_and_are_removed(

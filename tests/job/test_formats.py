@@ -28,7 +28,6 @@ from eagle_batch.report.write import write_reports
 from tests.job.fake_engine import LONG
 from tests.job.fake_job import load_job, run_in_process, write_job
 from tests.job.support import Dying
-from tests.test_docs import REPOSITORY, blocks
 
 TOPICS = [LONG if n == 5 else f"topic {n % 7}" for n in range(12)]
 #: Section `output` -> how the names of its objects end.
@@ -298,24 +297,6 @@ def test_two_thousand_columns_of_any_name_pass_through(
     set_source(folder, wide)
     run_in_process(load_job(path))
     assert table_of(folder).select(names).equals(wide.select(names))
-
-
-def test_partitions_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = write_job(tmp_path, ["a"], output={"partition_by": ["topic"]})
-    with pytest.raises(ConfigError, match=r"output\.partition_by: found .*write_dataset\("):
-        load_pipeline(path)
-
-
-def test_the_page_s_partitions_hold_every_row(tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / "python.md").read_text("utf-8")
-    [code] = blocks(text, "py")
-    folder = tmp_path / "job"
-    run_in_process(load_job(write(folder, ("jsonl", "none"))))
-    names: dict[str, Any] = {"eagle_batch": eagle_batch}
-    code = code.replace('"runs/answers"', repr(str(folder / "out")))
-    exec(code.replace('"by-topic"', repr(str(tmp_path / "by"))), names)
-    assert len([*(tmp_path / "by").iterdir()]) == 6
-    assert pq.read_table(tmp_path / "by").num_rows == 22
 
 
 def test_lines_of_an_output_are_rows_and_nothing_else(tmp_path: Path) -> None:
