@@ -12,6 +12,7 @@ from eagle_batch.errors import StoreError
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
 from tests.faults.azure import CONTAINER, KEY, WRONG_KEY, emulated, find_program, named
+from tests.faults.inputs import check_input_from_a_store
 from tests.job import test_store as suite
 from tests.job.fake_job import load_job, run_in_process, write_job
 from tests.job.test_partitions import check_on_a_store
@@ -59,6 +60,11 @@ def test_a_job_runs_on_azure_is_verified_and_does_nothing_when_it_is_complete(
     report = verify(job.pipeline.output.path)
     assert (report.ok, report.rows_out) == (True, 16), report.findings
     assert run_in_process(job).already_complete
+
+
+@pytest.mark.parametrize("scheme", ["az", "abfs"])
+def test_input_and_output_lie_in_the_store(azure: str, tmp_path: Path, scheme: str) -> None:
+    check_input_from_a_store(azure.replace("az://", f"{scheme}://"), tmp_path)
 
 
 def test_partitions_lie_in_the_store_and_read_back(azure: str, tmp_path: Path) -> None:

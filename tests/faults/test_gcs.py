@@ -11,6 +11,7 @@ import pytest
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
 from tests.faults.gcs import BUCKET, emulated, find_program
+from tests.faults.inputs import check_input_from_a_store
 from tests.job import test_store as suite
 from tests.job.fake_job import load_job, run_in_process, write_job
 from tests.job.test_partitions import check_on_a_store
@@ -48,6 +49,10 @@ def test_a_job_runs_on_gcs_is_verified_and_does_nothing_when_it_is_complete(
     report = verify(job.pipeline.output.path)
     assert (report.ok, report.rows_out) == (True, 16), report.findings
     assert run_in_process(job).already_complete
+
+
+def test_input_and_output_lie_in_the_store(gcs: str, tmp_path: Path) -> None:
+    check_input_from_a_store(f"{gcs}/{uuid.uuid4().hex}", tmp_path)
 
 
 def test_partitions_lie_in_the_store_and_read_back(gcs: str, tmp_path: Path) -> None:

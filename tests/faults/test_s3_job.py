@@ -18,6 +18,7 @@ from eagle_batch.job.job import Job
 from eagle_batch.job.objects import SHARES
 from eagle_batch.job.store import Retry, Store, open_store
 from eagle_batch.job.verify import verify
+from tests.faults.inputs import check_input_from_a_store
 from tests.faults.proxy import Proxy
 from tests.faults.seaweed import ADMIN, BUCKET, READER, Seaweed, environment, filesystem
 from tests.job.fake_engine import LONG
@@ -65,6 +66,10 @@ def test_a_job_runs_is_verified_and_does_nothing_when_it_is_complete(
     run_in_process(job)
     assert_whole(job)
     assert run_in_process(job).already_complete
+
+
+def test_input_and_output_lie_in_the_store(s3: Seaweed, tmp_path: Path) -> None:
+    check_input_from_a_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", tmp_path)
 
 
 def test_partitions_lie_in_the_store_and_read_back(s3: Seaweed, tmp_path: Path) -> None:
