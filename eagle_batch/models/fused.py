@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Rows of a pass, and tokens of a row of the batch, up to which the kernels are faster than torch's
 #: operators: many queries over the same keys are what its attention is made for.
 _MOST_ROWS, _MOST_TOKENS = 512, 128
-#: The same rows where the processor multiplies in bfloat16 itself, which these kernels do not.
+#: The same rows where torch multiplies in bfloat16 and these kernels have to widen it.
 _MOST_ROWS_WIDENED = 16
 #: Hidden size from which on it pays to share a layer between threads.
 _LEAST_SHARED = 128
@@ -53,6 +53,15 @@ def is_fusible(dtype: torch.dtype, device: torch.device, inputs: Sequence[int]) 
     from eagle_batch.models.tiles import INPUTS
 
     return dtype in {torch.float32, torch.bfloat16} and not any(size % INPUTS for size in inputs)
+
+
+def activations(matrices: Sequence[DecodingLinear]) -> torch.dtype:
+    """Return the type in which products over plain weights take their other side in."""
+    from eagle_batch.models.tiles import PAIR_INPUTS, PAIRS
+
+    halves = all(matrix.sample.dtype == torch.bfloat16 for matrix in matrices)
+    fit = not any(matrix.in_features % PAIR_INPUTS for matrix in matrices)
+    return torch.bfloat16 if PAIRS and halves and fit else torch.float32
 
 
 def new_team(hidden: int) -> Team:
@@ -113,11 +122,12 @@ class FusedProduct:
         self._kernel = kernels.product
         self._matrix, self._team = matrix, team
         self._kind = elements(matrix.sample)
+        self._takes = activations([matrix])
 
     def forward(self, x_RA: Tensor) -> Tensor:
         """Return the product `[R, O]`."""
         out_RO = torch.empty(x_RA.shape[0], self._matrix.out_features)
-        inputs = x_RA.float().contiguous().numpy()
+        inputs = elements(x_RA.to(self._takes).contiguous())
         self._team.run(self._kernel, 1, self._matrix.address, inputs, out_RO.numpy(), self._kind)
         return out_RO if self._matrix.bias is None else out_RO.add_(self._matrix.bias)
 
@@ -140,7 +150,8 @@ class FusedStack:
             np.float32(sizes.eps),
             np.float32(sizes.head_dim**-0.5),
         )
-        widened = layers[0].qkv.sample.dtype == torch.bfloat16 and has_bfloat16()
+        self._takes = activations([matrix for row in matrices for matrix in row])
+        widened = layers[0].qkv.sample.dtype != self._takes and has_bfloat16()
         self._most_rows = _MOST_ROWS_WIDENED if widened else _MOST_ROWS
         self._buffers = self._new_buffers(0, 0, 0)
         self._storage: tuple[KeyValueCache | None, Any] = (None, None)
@@ -159,11 +170,11 @@ class FusedStack:
     ) -> Tensor:
         """Run the residual stream `x`, float32, in place; return its states at `keep`, `[R, F]`.
 
-        given: what the attention of the first layer takes in instead of the norm of `x`, float32.
+        given: what the attention of the first layer takes in instead of the norm of `x`.
         """
         rows, hidden = x_RH.shape
         kept_RF = torch.empty(rows, len(keep) * hidden)
-        nothing = torch.empty(0, hidden)
+        given_RA = torch.empty(0, hidden) if given_RA is None else given_RA
         storage = self._storage_of(step)
         place = self._kernels.Place(
             rotation.cos_TP.numpy(),
@@ -180,7 +191,7 @@ class FusedStack:
             storage,
             self._buffers,
             x_RH.numpy(),
-            (nothing if given_RA is None else given_RA).numpy(),
+            elements(given_RA.to(self._takes).contiguous()),
             np.array(keep, np.int64),
             kept_RF.numpy(),
             self._kind,
@@ -203,13 +214,19 @@ class FusedStack:
     def _new_buffers(self, rows: int, queries: int, places: int) -> Any:
         first, workers = self._layers[0], self._team.workers
         inputs = max(first.qkv.in_features, first.gate_up.in_features)
-        widths = (first.qkv.out_features, first.o.in_features, first.down.in_features)
-        sizes = [
-            *((rows, width) for width in widths),
-            *((workers, rows, width) for width in (inputs, self._kernels.SHARE)),
+        taken = [
+            *((rows, width) for width in (first.o.in_features, first.down.in_features)),
+            (workers, rows, inputs),
+        ]
+        written = [
+            (rows, first.qkv.out_features),
+            (workers, rows, self._kernels.SHARE),
             *((workers, queries, width) for width in (self._size, places, self._size)),
         ]
-        return self._kernels.Buffers(*(np.zeros(size, np.float32) for size in sizes))
+        return self._kernels.Buffers(
+            *(elements(torch.zeros(size, dtype=self._takes)) for size in taken),
+            *(np.zeros(size, np.float32) for size in written),
+        )
 
 
 def _most_tokens(step: CacheStep | JoinedStep) -> int:

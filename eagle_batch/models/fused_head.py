@@ -69,9 +69,8 @@ class FusedHeadLayer(nn.Module):
         """Return the residual stream after attention and MLP, not normalised."""
         # It is changed in place.
         x_RH = residual_BNH.flatten(0, 1).float().clone()
-        given_RI = x_BNI.flatten(0, 1).float().contiguous()
         rotation = self._rotations.at(positions_BN, attend.step.cache.shape.capacity)
-        self._stack.run(x_RH, rotation, attend.step, given_RA=given_RI)
+        self._stack.run(x_RH, rotation, attend.step, given_RA=x_BNI.flatten(0, 1))
         return x_RH.view_as(residual_BNH).to(residual_BNH.dtype)
 
 
@@ -81,6 +80,7 @@ def is_fusible_head(head: Head, device: torch.device) -> bool:
     inputs = (
         config.attention_inputs,
         config.heads * config.head_dim,
+        config.head_dim,
         config.hidden,
         config.intermediate,
         config.feature_width,

@@ -6,7 +6,8 @@ layers by itself, five phases a layer, and torch is not asked until the last is 
 the kernels once for a machine and keeps the result in its cache; without numba the operators of
 torch do the same work.
 
-Weights, keys and values are float32, or bfloat16 as its bits in uint16; all else is float32.
+Weights, keys and values are float32, or bfloat16 as its bits in uint16; what products take in is
+float32, or bfloat16 where the processor multiplies that with such weights; all else is float32.
 
 Shape legend: L layers, R rows (tokens of the batch), H hidden size, I width of the feed-forward
 layer, Q query heads, G key/value heads, D head size, P = D / 2 pairs of a rotation, X = (Q + 2 * G)
@@ -25,7 +26,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from eagle_batch.models.team import claim, finish, settle
-from eagle_batch.models.tiles import multiply
+from eagle_batch.models.tiles import blend, multiply
 
 F32 = np.float32
 _LOG2_E = F32(1.4426950408889634)
@@ -107,22 +108,25 @@ def exponential(x):
 @_kernel
 def normalise(x_RH, weight_H, eps, out_RH):
     """Write the root-mean-square norm of every row, times the weight."""
+    like = out_RH[0, 0]
     for r in range(x_RH.shape[0]):
         total = F32(0)
         for i in range(x_RH.shape[1]):
             total += x_RH[r, i] * x_RH[r, i]
         factor = F32(1) / np.sqrt(total / F32(x_RH.shape[1]) + eps)
         for i in range(x_RH.shape[1]):
-            out_RH[r, i] = x_RH[r, i] * factor * weight_H[i]
+            out_RH[r, i] = _narrow(x_RH[r, i] * factor * weight_H[i], like)
 
 
 @_kernel
 def gate(both_R2C, rows, half, count, first, out_RI):
     """Write silu(gate) * up for `count` places; the gates of a row stand before place `half`."""
+    like = out_RI[0, 0]
     for r in range(rows):
         for i in range(count):
             x = both_R2C[r, i]
-            out_RI[r, first + i] = x / (F32(1) + exponential(-x)) * both_R2C[r, half + i]
+            gated = x / (F32(1) + exponential(-x)) * both_R2C[r, half + i]
+            out_RI[r, first + i] = _narrow(gated, like)
 
 
 class Place(NamedTuple):
@@ -183,28 +187,11 @@ def rotate(qkv_RX, place, storage, layer, b, g, scale, q_JD):
 
 
 @_kernel
-def _score(q_JD, queries, storage, layer, slot, g, count, scores_JT):
-    """Write q . k for every query and column; columns come four at a time, each read once."""
-    for block in range(count // 4):
-        t = 4 * block
-        for j in range(queries):
-            w, x, y, z = F32(0), F32(0), F32(0), F32(0)
-            for i in range(q_JD.shape[1]):
-                q = q_JD[j, i]
-                w += q * _wide(storage[layer, slot, t, 0, g, i])
-                x += q * _wide(storage[layer, slot, t + 1, 0, g, i])
-                y += q * _wide(storage[layer, slot, t + 2, 0, g, i])
-                z += q * _wide(storage[layer, slot, t + 3, 0, g, i])
-            scores_JT[j, t] = w
-            scores_JT[j, t + 1] = x
-            scores_JT[j, t + 2] = y
-            scores_JT[j, t + 3] = z
-    for t in range(count - count % 4, count):
-        for j in range(queries):
-            total = F32(0)
-            for i in range(q_JD.shape[1]):
-                total += q_JD[j, i] * _wide(storage[layer, slot, t, 0, g, i])
-            scores_JT[j, t] = total
+def _address(storage, layer, slot, kind, g):
+    """Return where the first key (kind 0) or value (1) of a slot and a group lies in memory."""
+    steps = storage.strides
+    place = layer * steps[0] + slot * steps[1] + kind * steps[3] + g * steps[4]
+    return storage.ctypes.data + place
 
 
 @_kernel
@@ -228,52 +215,52 @@ def _softmax(scores_JT, j, base, extra, visible_BNM, b, n):
 
 
 @_kernel
-def _mix(weights_JT, queries, storage, layer, slot, g, count, sums_JD):
-    """Write the weighted sums of the values, four columns at a time."""
-    size = sums_JD.shape[1]
-    for j in range(queries):
-        for i in range(size):
-            sums_JD[j, i] = F32(0)
-    for block in range(count // 4):
-        t = 4 * block
-        for j in range(queries):
-            w, x = weights_JT[j, t], weights_JT[j, t + 1]
-            y, z = weights_JT[j, t + 2], weights_JT[j, t + 3]
-            for i in range(size):
-                sums_JD[j, i] += (
-                    w * _wide(storage[layer, slot, t, 1, g, i])
-                    + x * _wide(storage[layer, slot, t + 1, 1, g, i])
-                    + y * _wide(storage[layer, slot, t + 2, 1, g, i])
-                    + z * _wide(storage[layer, slot, t + 3, 1, g, i])
-                )
-    for t in range(count - count % 4, count):
-        for j in range(queries):
-            w = weights_JT[j, t]
-            for i in range(size):
-                sums_JD[j, i] += w * _wide(storage[layer, slot, t, 1, g, i])
-
-
-@_kernel
 def attend(q_JD, place, storage, layer, b, g, scores_JT, sums_JD, out_RQ):
     """Write the attention output of the tokens of a row for the queries of a group.
 
     q: rotated and scaled. scores, sums: scratch. out: heads in the order of the queries.
     """
     begin, groups, size = place.begin_E[b], storage.shape[4], storage.shape[5]
+    like = out_RQ[0, 0]
     tokens = place.begin_E[b + 1] - begin
     members = out_RQ.shape[1] // (groups * size)
     slot, base = place.slot_B[b], place.base_B[b]
     # What stands behind the end of a slot is padding, whose attention nobody reads.
     extra = min(place.extra_B[b], storage.shape[2] - base)
-    _score(q_JD, tokens * members, storage, layer, slot, g, base + extra, scores_JT)
-    for j in range(tokens * members):
+    queries, like_kept = tokens * members, storage[0, 0, 0, 0, 0, 0]
+    multiply(
+        _address(storage, layer, slot, 0, g),
+        storage.strides[2],
+        base + extra,
+        q_JD.ctypes.data,
+        q_JD.strides[0],
+        queries,
+        size,
+        scores_JT.ctypes.data,
+        scores_JT.strides[0],
+        like_kept,
+        q_JD[0, 0],
+    )
+    for j in range(queries):
         n = j // members
         scores_JT[j, base + extra] = _softmax(scores_JT, j, base, extra, place.visible_BNM, b, n)
-    _mix(scores_JT, tokens * members, storage, layer, slot, g, base + extra, sums_JD)
-    for j in range(tokens * members):
+    blend(
+        _address(storage, layer, slot, 1, g),
+        storage.strides[2],
+        base + extra,
+        size,
+        scores_JT.ctypes.data,
+        scores_JT.strides[0],
+        queries,
+        sums_JD.ctypes.data,
+        sums_JD.strides[0],
+        like_kept,
+        storage.itemsize,
+    )
+    for j in range(queries):
         r, at = begin + j // members, (j % members * groups + g) * size
         for i in range(size):
-            out_RQ[r, at + i] = sums_JD[j, i] * scores_JT[j, base + extra]
+            out_RQ[r, at + i] = _narrow(sums_JD[j, i] * scores_JT[j, base + extra], like)
 
 
 class Stack(NamedTuple):
@@ -291,21 +278,22 @@ class Stack(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Memory of a pass, float32."""
+    """Memory of a pass."""
 
-    qkv_RX: Any
+    #: Inputs of products; the last of each thread.
     attended_RQ: Any
     gated_RI: Any
-    #: Of each thread: inputs of a product; a share of its outputs; queries, scores and sums.
     inputs_WRA: Any
+    #: All else is float32. Of each thread: a share of outputs; queries, scores and sums.
+    qkv_RX: Any
     share_WRC: Any
     queries_WJD: Any
     scores_WJT: Any
     sums_WJD: Any
 
 
-#: Outputs of a unit of work at most; units of fewer are multiples of a tile's outputs too.
-SHARE = 48
+#: Outputs of a unit of work at most, and at least; all sizes are multiples of a tile's outputs.
+SHARE, _LEAST_SHARE = 48, 12
 
 
 @_kernel
@@ -330,6 +318,7 @@ def _multiply(w, row, outputs, inputs, x_RA, rows, out_RC, first, kind):
         out,
         out_RC.strides[0],
         kind[0],
+        x_RA[0, 0],
     )
 
 
@@ -400,7 +389,7 @@ def _feed(rank, counters, phase, stack, layer, buffers, x_RH, kind):
     (rows, inputs), outputs = x_RH.shape, buffers.gated_RI.shape[1]
     x_RA, part_RC = buffers.inputs_WRA[rank], buffers.share_WRC[rank]
     # The gates of a unit and what they gate are two parts of the matrix.
-    size, w = share(inputs) // 2, stack.weights_L4[layer, 2]
+    size, w = max(share(inputs) // 2, _LEAST_SHARE), stack.weights_L4[layer, 2]
     units = -(-outputs // size)
     unit = claim(counters, phase)
     if unit < units:
@@ -455,7 +444,7 @@ def decode(rank, counters, stack, place, storage, buffers, x_RH, given_RA, keep_
 
 @_kernel
 def product(_rank, counters, w, x_RA, out_RO, kind):
-    """Write `x @ w.T` for the matrix at an address; one phase of a team."""
+    """Write `x @ w.T` for the matrix at an address, in float32; one phase of a team."""
     (rows, inputs), outputs = x_RA.shape, out_RO.shape[1]
     size = share(inputs)
     units = -(-outputs // size)

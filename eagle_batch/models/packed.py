@@ -81,7 +81,7 @@ class PackedDecoder:
         self._rotary_emb = base.rotary_emb
         self._embed: Tensor = base.embed_tokens.weight
         order = HeadOrder(heads, kv_heads, head_dim)
-        inputs = (self._embed.shape[1], heads * head_dim, config.intermediate_size)
+        inputs = (self._embed.shape[1], heads * head_dim, head_dim, config.intermediate_size)
         fusible = team is not None and _is_fusible(base.layers, config, self._embed, inputs)
         self._layers = [_pack_layer(layer, config, order, plain=fusible) for layer in base.layers]
         #: Layers that are on another device than what comes before them.

@@ -24,9 +24,13 @@ from eagle_batch.models.target import Target, reference_logits
 
 
 def make_engine(
-    target: Target, *, context: int = 96, decode: Callable[..., str] | None = None
+    target: Target,
+    *,
+    context: int = 96,
+    decode: Callable[..., str] | None = None,
+    draft_vocab: int | None = None,
 ) -> Engine:
-    head = tiny_head(target)
+    head = tiny_head(target, draft_vocab=draft_vocab)
     drafter = EagleDrafter(head, slots=3, capacity=context + 8, depth=4, width=3, nodes=10)
     letters = decode or (lambda ids: "".join(chr(97 + token) for token in ids))
     return Engine(target, drafter, None, letters, slots=3, context=context)
@@ -122,11 +126,14 @@ def test_a_request_id_cannot_be_in_the_engine_twice() -> None:
 
 def test_logits_that_overflow_end_their_row_and_no_other() -> None:
     target = tiny_target()
-    poisoned = 23
+    # A token that is never drafted: it is the prompt that has it.
+    drafted = tiny_head(target, draft_vocab=target.shape.vocab - 1).draft_to_target
+    assert drafted is not None
+    (poisoned,) = set(range(target.shape.vocab)) - set(drafted.tolist())
     with torch.no_grad():
         target.embed_weight_VH[poisoned] = float("nan")
     bad, good = complete(
-        make_engine(target),
+        make_engine(target, draft_vocab=target.shape.vocab - 1),
         Request("bad", (3, poisoned, 4), SamplingParams(max_tokens=8)),
         Request("good", PROMPT, SamplingParams(max_tokens=8)),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eagle_batch.engine.testing import tiny_head, tiny_target
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, causal_visibility
-from eagle_batch.models.fused import FusedProduct, elements, rows_of
+from eagle_batch.models.fused import FusedProduct, activations, elements, rows_of
 from eagle_batch.models.fused_head import fuse_head, is_fusible_head
 from eagle_batch.models.heads import StepAttention
 from eagle_batch.models.linear import DecodingLinear
@@ -29,6 +29,11 @@ tiles: Any = pytest.importorskip("eagle_batch.models.tiles")
 
 HEADS, GROUPS, SIZE = 6, 2, 16
 TYPES = [torch.float32, torch.bfloat16]
+PAIRS = pytest.param(
+    torch.bfloat16,
+    torch.bfloat16,
+    marks=pytest.mark.skipif(not tiles.PAIRS, reason="this processor has no products in bfloat16"),
+)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -46,23 +51,24 @@ def multiplied(weight: Tensor, x: Tensor) -> Tensor:
         inputs * weight.element_size(),
         outputs,
         x.data_ptr(),
-        x.stride(0) * 4,
+        x.stride(0) * x.element_size(),
         rows,
         inputs,
         out.data_ptr(),
         outputs * 4,
         elements(weight[0])[0],
+        elements(x[0])[0],
     )
     assert (out[rows] == 7.0).all()
     return out[:rows]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "taken"), [*((each, torch.float32) for each in TYPES), PAIRS])
 @pytest.mark.parametrize(("outputs", "inputs"), [(49, 64), (96, 576), (7, 32)])
 def test_tiles_multiply_and_a_row_does_not_depend_on_its_neighbours(
-    dtype: torch.dtype, outputs: int, inputs: int
+    dtype: torch.dtype, taken: torch.dtype, outputs: int, inputs: int
 ) -> None:
-    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(13, inputs)
+    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(19, inputs).to(taken)
     expected = x.double() @ weight.double().t()
     alone = torch.cat([multiplied(weight, row[None]) for row in x])
     for rows in range(1, len(x) + 1):
@@ -71,14 +77,43 @@ def test_tiles_multiply_and_a_row_does_not_depend_on_its_neighbours(
         assert torch.equal(found, alone[:rows]), "sums were added in another order"
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("count", "size"), [(1, 16), (7, 80), (50, 128)])
+def test_tiles_blend_values_for_any_number_of_rows(
+    dtype: torch.dtype, count: int, size: int
+) -> None:
+    # Values lie apart: others are between them.
+    values = torch.randn(count, 3, size).to(dtype)[:, 1]
+    weights = torch.randn(15, count)
+    expected = weights.double() @ values.double()
+    for rows in range(1, len(weights) + 1):
+        out = torch.full((rows + 1, size), 7.0)
+        tiles.blend(
+            values.data_ptr(),
+            values.stride(0) * values.element_size(),
+            count,
+            size,
+            weights.data_ptr(),
+            weights.stride(0) * 4,
+            rows,
+            out.data_ptr(),
+            size * 4,
+            elements(values[0])[0],
+            values.element_size(),
+        )
+        torch.testing.assert_close(out[:rows].double(), expected[:rows], rtol=1e-5, atol=1e-4)
+        assert (out[rows] == 7.0).all()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_team_multiplies_with_a_matrix(dtype: torch.dtype, workers: int) -> None:
     weight, bias = torch.randn(1000, 64).to(dtype), torch.randn(1000)
-    fused = FusedProduct(DecodingLinear(weight, bias, plain=True), team.Team(workers))
+    matrix = DecodingLinear(weight, bias, plain=True)
+    fused = FusedProduct(matrix, team.Team(workers))
     for rows in (1, 6, 70):
         x = torch.randn(rows, 64)
-        expected = x @ weight.float().t() + bias
+        expected = x.to(activations([matrix])).float() @ weight.float().t() + bias
         torch.testing.assert_close(fused.forward(x), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -307,7 +342,15 @@ def test_passes_in_one_give_the_same_with_kernels_and_without() -> None:
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (3, 4), (2, 40)])
-def test_a_fused_head_predicts_what_its_modules_do(kind: str, rows: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "bound"),
+    # What products take in is rounded to eight bits.
+    [(False, 1e-4), pytest.param(True, 5e-2, marks=PAIRS.marks)],
+)
+def test_a_fused_head_predicts_what_its_modules_do(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int, tokens: int, pairs: bool, bound: float
+) -> None:
+    monkeypatch.setattr(tiles, "PAIRS", pairs)
     target = tiny_target()
     plain, fused = tiny_head(target, kind), tiny_head(target, kind)
     with torch.no_grad():
@@ -339,4 +382,4 @@ def test_a_fused_head_predicts_what_its_modules_do(kind: str, rows: int, tokens:
             out = head(tokens_BN, head.fuse(features), fits, attend)
             outputs.append(head.logits(out))
         found.append(torch.cat(outputs))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1], found[0], rtol=bound, atol=bound)
