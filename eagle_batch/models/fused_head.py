@@ -24,6 +24,7 @@ from eagle_batch.models.fused import (
 from eagle_batch.models.heads import DecoderLayer, Head, StepAttention
 from eagle_batch.models.linear import DecodingLinear
 from eagle_batch.models.packed import HeadOrder
+from eagle_batch.models.shelf import Shelf
 
 if TYPE_CHECKING:
     from eagle_batch.models.team import Team
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 class FusedLinear(nn.Module):
     """A linear layer over few rows."""
 
-    def __init__(self, linear: nn.Linear, team: Team) -> None:
+    def __init__(self, linear: nn.Linear, team: Team, shelf: Shelf) -> None:
         super().__init__()
-        self._product = FusedProduct(_narrow(linear.weight, linear.bias), team)
+        self._product = FusedProduct(_narrow(linear.weight, shelf, linear.bias), team)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product in the type of x."""
@@ -45,7 +46,7 @@ class FusedLinear(nn.Module):
 class FusedHeadLayer(nn.Module):
     """Does what a `DecoderLayer` does, over a cache that it lays out its own way."""
 
-    def __init__(self, layer: DecoderLayer, team: Team) -> None:
+    def __init__(self, layer: DecoderLayer, team: Team, shelf: Shelf) -> None:
         super().__init__()
         sizes = FusedSizes(layer.heads, layer.kv_heads, layer.head_dim, layer.eps)
         frequencies = layer.rotary.frequencies
@@ -55,11 +56,11 @@ class FusedHeadLayer(nn.Module):
         fused = FusedLayer(
             # The caller normalises what comes in.
             attention_norm=norm,
-            qkv=_pack_qkv(layer),
-            o=_narrow(_order(layer).output_columns(layer.o_proj.weight)),
+            qkv=_pack_qkv(layer, shelf),
+            o=_narrow(_order(layer).output_columns(layer.o_proj.weight), shelf),
             mlp_norm=norm,
-            gate_up=_narrow(layer.gate_up_proj.weight),
-            down=_narrow(layer.down_proj.weight),
+            gate_up=_narrow(layer.gate_up_proj.weight, shelf),
+            down=_narrow(layer.down_proj.weight, shelf),
         )
         self._stack = FusedStack([fused], sizes, team)
 
@@ -91,25 +92,26 @@ def is_fusible_head(head: Head, device: torch.device) -> bool:
 def fuse_head(head: Head, team: Team) -> None:
     """Swap the layer of a head and its other matrices for fused ones, in place."""
     assert isinstance(head.layer, DecoderLayer)
-    head.add_module("layer", FusedHeadLayer(head.layer, team))
+    shelf = Shelf()
+    head.add_module("layer", FusedHeadLayer(head.layer, team, shelf))
     for name, child in list(head.named_children()):
         if type(child) is nn.Linear:
-            setattr(head, name, FusedLinear(child, team))
+            setattr(head, name, FusedLinear(child, team, shelf))
 
 
 def _cos_sin(angles_TP: Tensor) -> tuple[Tensor, Tensor]:
     return angles_TP.cos(), angles_TP.sin()
 
 
-def _narrow(weight: Tensor, bias: Tensor | None = None) -> DecodingLinear:
-    return DecodingLinear(weight.detach().bfloat16(), bias, plain=True)
+def _narrow(weight: Tensor, shelf: Shelf, bias: Tensor | None = None) -> DecodingLinear:
+    return DecodingLinear(weight.detach().bfloat16(), bias, shelf=shelf)
 
 
 def _order(layer: DecoderLayer) -> HeadOrder:
     return HeadOrder(layer.heads, layer.kv_heads, layer.head_dim)
 
 
-def _pack_qkv(layer: DecoderLayer) -> DecodingLinear:
+def _pack_qkv(layer: DecoderLayer, shelf: Shelf) -> DecodingLinear:
     """Lay the rows of queries and keys out as the kernels want them."""
     sizes = [count * layer.head_dim for count in (layer.heads, layer.kv_heads, layer.kv_heads)]
 
@@ -118,4 +120,4 @@ def _pack_qkv(layer: DecoderLayer) -> DecodingLinear:
         return torch.cat((_order(layer).query_rows(q), _order(layer).key_rows(k), v))
 
     bias: Tensor | None = layer.qkv_proj.bias
-    return _narrow(ordered(layer.qkv_proj.weight), None if bias is None else ordered(bias))
+    return _narrow(ordered(layer.qkv_proj.weight), shelf, None if bias is None else ordered(bias))

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eagle_batch.models.shelf import Shelf
+
 #: Rows that the blocked layout is chosen for; a round of a small batch has about as many.
 _TYPICAL_ROWS = 16
 #: Rows below which a blocked product takes longer than with this many (oneDNN 3.12, AVX-512).
@@ -20,17 +22,23 @@ _LEAST_ROWS = 4
 class DecodingLinear(nn.Module):
     """`x @ weight.T + bias` without gradients, in the type of x.
 
-    plain: keep the weight in its plain layout, which kernels read at `address`; else nobody may.
+    shelf: keep the weight there in its plain layout, which kernels read at `address`; without one
+    nobody may.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, plain: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, shelf: Shelf | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         #: Whether oneDNN multiplies: over a plain weight too it is faster than what torch has else.
         self._onednn = is_blockable(weight)
-        self._blocked = self._onednn and not plain
-        self._weight = block(weight) if self._blocked else weight.detach().contiguous()
+        self._blocked = self._onednn and shelf is None
+        if shelf is not None:
+            self._weight = shelf.put(weight)
+        else:
+            self._weight = block(weight) if self._blocked else weight.detach().contiguous()
         #: Whether torch multiplies these numbers fast only after it has widened them.
         self._widens = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
         self._widens = self._widens and not self._onednn
@@ -38,13 +46,18 @@ class DecodingLinear(nn.Module):
     @property
     def address(self) -> int:
         """Where the plain weight lies in memory."""
+        return self.plain.data_ptr()
+
+    @property
+    def plain(self) -> Tensor:
+        """The plain weight."""
         assert not self._blocked, "a blocked weight has a layout that only oneDNN knows"
-        return self._weight.data_ptr()
+        return self._weight
 
     @property
     def sample(self) -> Tensor:
         """Some of the plain weight's elements, `[in]`."""
-        return self._weight[0]
+        return self.plain[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product; `[..., in] -> [..., out]`."""

@@ -31,6 +31,7 @@ from eagle_batch.models.fused import (
 )
 from eagle_batch.models.linear import DecodingLinear
 from eagle_batch.models.quick import embedding, rms_norm
+from eagle_batch.models.shelf import Shelf
 from eagle_batch.models.split import moved
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class PackedDecoder:
         order = HeadOrder(heads, kv_heads, head_dim)
         inputs = (self._embed.shape[1], heads * head_dim, head_dim, config.intermediate_size)
         fusible = team is not None and _is_fusible(base.layers, config, self._embed, inputs)
-        self._layers = [_pack_layer(layer, config, order, plain=fusible) for layer in base.layers]
+        shelf = Shelf() if fusible else None
+        self._layers = [_pack_layer(layer, config, order, shelf) for layer in base.layers]
         #: Layers that are on another device than what comes before them.
         self._borders = _borders([layer.attention_norm.device for layer in self._layers])
         self._norm: Tensor = base.norm.weight.float()
@@ -266,26 +268,26 @@ def _is_fusible(layers: Any, config: Any, embed: Tensor, inputs: Sequence[int]) 
     )
 
 
-def _pack_layer(layer: Any, config: Any, order: HeadOrder, *, plain: bool) -> PackedLayer:
+def _pack_layer(layer: Any, config: Any, order: HeadOrder, shelf: Shelf | None) -> PackedLayer:
     """Fuse the weights of a layer and empty it, so that memory grows by one layer at most.
 
-    plain: keep the matrices as kernels read them.
+    shelf: where kernels read the matrices.
     """
     attention, mlp = layer.self_attn, layer.mlp
     packed = PackedLayer(
         attention_norm=layer.input_layernorm.weight.float(),
-        qkv=_pack_qkv(attention, order, plain=plain),
+        qkv=_pack_qkv(attention, order, shelf),
         qk_norm=_pack_qk_norm(attention, order),
         o=DecodingLinear(
             order.output_columns(attention.o_proj.weight.detach()),
             attention.o_proj.bias,
-            plain=plain,
+            shelf=shelf,
         ),
         mlp_norm=layer.post_attention_layernorm.weight.float(),
         gate_up=DecodingLinear(
-            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())), plain=plain
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())), shelf=shelf
         ),
-        down=DecodingLinear(mlp.down_proj.weight, plain=plain),
+        down=DecodingLinear(mlp.down_proj.weight, shelf=shelf),
         window=_window(attention, config),
     )
     for name in ("self_attn", "mlp"):
@@ -293,7 +295,7 @@ def _pack_layer(layer: Any, config: Any, order: HeadOrder, *, plain: bool) -> Pa
     return packed
 
 
-def _pack_qkv(attention: Any, order: HeadOrder, *, plain: bool) -> DecodingLinear:
+def _pack_qkv(attention: Any, order: HeadOrder, shelf: Shelf | None) -> DecodingLinear:
     layouts = (
         (attention.q_proj, order.query_rows),
         (attention.k_proj, order.key_rows),
@@ -301,7 +303,7 @@ def _pack_qkv(attention: Any, order: HeadOrder, *, plain: bool) -> DecodingLinea
     )
     weight = torch.cat([lay_out(part.weight.detach()) for part, lay_out in layouts])
     biases = [lay_out(part.bias.detach()) for part, lay_out in layouts if part.bias is not None]
-    return DecodingLinear(weight, torch.cat(biases) if biases else None, plain=plain)
+    return DecodingLinear(weight, torch.cat(biases) if biases else None, shelf=shelf)
 
 
 def _as_they_are(rows: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from eagle_batch.models.fused import FusedProduct, is_fusible, new_team
 from eagle_batch.models.linear import DecodingLinear, replace_linears
 from eagle_batch.models.packed import PackedDecoder, is_packable
 from eagle_batch.models.placement import Placement, place
+from eagle_batch.models.shelf import Shelf
 from eagle_batch.models.split import SplitCache, bring_inputs, moved
 
 ATTENTION = "eagle_batch"
@@ -108,7 +109,11 @@ class Target:
         fusible = is_fusible(self.dtype, self.device, [self.shape.hidden])
         #: Threads of the kernels, where there are kernels for this target.
         self.team = new_team(self.shape.hidden) if fusible else None
-        self._lm_head = DecodingLinear(output.weight, output.bias, plain=fusible)
+        shelf = Shelf() if fusible else None
+        self._lm_head = DecodingLinear(output.weight, output.bias, shelf=shelf)
+        if fusible:
+            # One copy serves both, and the embedding where it is the same matrix.
+            output.weight.data = self._lm_head.plain
         self._fused_head = FusedProduct(self._lm_head, self.team) if self.team else None
         self._packed = self._pack()
 

@@ -45,6 +45,8 @@ MOST_ROWS = 8
 _BY_1, _BY_2, _BY_3, _BY_4, _BY_5, _BY_6, _BY_7, _BY_8 = (
     (12, 6, 6, 4, 4, 4, 3, 3) if LANES == 16 else (12, 6, 4, 3, 2, 2, 1, 1)
 )
+#: Rows of a weight by which memory is read ahead of the sums.
+_AHEAD = 24
 #: Vectors and rows of a tile of weighted sums.
 _ACROSS, _DOWN = 4, 6 if LANES == 16 else 3
 _kernel: Any = njit(nogil=True, cache=True)
@@ -65,7 +67,7 @@ def _tile(
         columns, lines = range(outputs.literal_value), range(rows.literal_value)
         sums = emit.sums(
             [emit.place(w, w_step, o) for o in columns],
-            [emit.place(w, w_step, len(columns) + o) for o in columns],
+            [emit.place(w, w_step, _AHEAD + o) for o in columns],
             [emit.place(x, x_step, r) for r in lines],
             inputs,
         )
@@ -216,8 +218,8 @@ class _Emitter:
         fetch = self._function("llvm.prefetch.p0", kind)
         at = self._builder.mul(k, _I64(self._size))
         for row in rows:
-            # To read, for all caches, data.
-            self._builder.call(fetch, [self._pointer(row, at, _I8), _I32(0), _I32(3), _I32(1)])
+            # To read, for the second cache, data: more may be under way to it than to the first.
+            self._builder.call(fetch, [self._pointer(row, at, _I8), _I32(0), _I32(2), _I32(1)])
 
     def _load(self, row, at, kind, align):
         return self._builder.load(self._pointer(row, at, kind), align=align)

@@ -19,6 +19,7 @@ from eagle_batch.models.fused_head import fuse_head, is_fusible_head
 from eagle_batch.models.heads import StepAttention
 from eagle_batch.models.linear import DecodingLinear
 from eagle_batch.models.packed import PackedDecoder
+from eagle_batch.models.shelf import Shelf
 from eagle_batch.models.target import Pass
 
 numba: Any = pytest.importorskip("numba")
@@ -109,7 +110,7 @@ def test_tiles_blend_values_for_any_number_of_rows(
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_team_multiplies_with_a_matrix(dtype: torch.dtype, workers: int) -> None:
     weight, bias = torch.randn(1000, 64).to(dtype), torch.randn(1000)
-    matrix = DecodingLinear(weight, bias, plain=True)
+    matrix = DecodingLinear(weight, bias, shelf=Shelf())
     fused = FusedProduct(matrix, team.Team(workers))
     for rows in (1, 6, 70):
         x = torch.randn(rows, 64)
