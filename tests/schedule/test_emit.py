@@ -19,7 +19,7 @@ import yaml
 
 from eagle_batch.errors import ConfigError, ExitCode
 from eagle_batch.schedule.cron import ticks
-from eagle_batch.schedule.emit.airflow import airflow_dag
+from eagle_batch.schedule.emit.airflow import DATE, airflow_dag
 from eagle_batch.schedule.emit.command import Place, portable_cron
 from eagle_batch.schedule.emit.kubernetes import cron_job, ray_cron_job
 from eagle_batch.schedule.emit.local import crontab, systemd
@@ -147,7 +147,7 @@ def shell_lines(tmp_path: Path) -> list[list[str]]:
         and keyword.arg == "bash_command"
         and isinstance(keyword.value, ast.Constant)
     ]
-    rendered = str(bash).replace("{{ logical_date.isoformat() }}", "2027-03-01T04:30:00+00:00")
+    rendered = str(bash).replace(DATE, "2027-03-01T04:30:00+00:00")
     return [
         [*container["command"], *container["args"]],
         shlex.split(entrypoint),

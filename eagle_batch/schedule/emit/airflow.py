@@ -11,6 +11,9 @@ from eagle_batch.schedule.emit.command import (
 )
 from eagle_batch.schedule.jobfile import ScheduledJob
 
+#: Airflow's template for what a run is about. Airflow 2 gives every run a date, and there a
+#: `run_after` that does not exist is never looked at.
+DATE = "{{ (logical_date | default(dag_run.run_after)).isoformat() }}"
 _TEMPLATE = '''"""{doc}"""
 
 from datetime import timedelta
@@ -35,7 +38,8 @@ with DAG(
 ) as dag:
     BashOperator(
         task_id="run",
-        # The tick belongs to the DAG run, however late or often its task starts.
+        # The tick belongs to the DAG run, however late or often its task starts. What triggers a
+        # run by hand may give it no date: then it means the last tick before it.
         bash_command={command!r},
         cwd={folder!r},
         append_env=True,
@@ -47,7 +51,7 @@ _OVERLAPPING = 16
 
 def airflow_dag(job: ScheduledJob, place: Place) -> dict[str, str]:
     """Return a DAG of one task; the machine that runs it needs eagle-batch and the files."""
-    command = run_command(place, "--at", "'{{ logical_date.isoformat() }}'")
+    command = run_command(place, "--at", f"'{DATE}'")
     notes = [
         "catchup=True would run every tick since start_date that Airflow has not seen.",
         *warnings_lines(job.schedule),
