@@ -69,7 +69,7 @@ def split_target(gpus: int, family: str = "llama", **options: Any) -> Target:
     return target
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3", "mixtral"])
 def test_no_operation_of_a_pass_mixes_devices(family: str) -> None:
     """Parity with the model's own code runs passes of both, every operation watched."""
     with logical_gpus():
@@ -110,7 +110,12 @@ def text(gpus: int, shape: str, family: str, kind: str) -> dict[str, Completion]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("shape", "family", "kind"), [("tree", "llama", "eagle3"), ("chain", "gemma2", "eagle1")]
+    ("shape", "family", "kind"),
+    [
+        ("tree", "llama", "eagle3"),
+        ("chain", "gemma2", "eagle1"),
+        ("tree", "mixtral", "eagle3"),
+    ],
 )
 def test_an_engine_writes_the_same_on_one_device_and_on_three(
     shape: str, family: str, kind: str
