@@ -105,9 +105,9 @@ class Raylets:
                 process.kill()
                 process.wait()
 
-    def join(self) -> None:
+    def join(self, gpus: int = 1) -> None:
         """Start one more node; returns when it belongs to the cluster."""
-        self._start("--address", f"127.0.0.1:{GCS}")
+        self._start("--address", f"127.0.0.1:{GCS}", gpus=gpus)
 
     def kill(self) -> None:
         """End the newest node's raylet without a word; its `ray start` ends with it."""
@@ -153,13 +153,13 @@ class Raylets:
             "PYTHONPATH": str(self._repository),
         }
 
-    def _start(self, *arguments: str, system: str | None = None) -> None:
+    def _start(self, *arguments: str, gpus: int = 1, system: str | None = None) -> None:
         first = 11_000 + 1000 * self._started
         self._started += 1
         ports = [f"--{name}={first + step}" for name, step in STEPS.items()]
         command = [
             *(HERE / "ray", "start", "--block", *arguments, "--node-ip-address=127.0.0.1"),
-            *(*ports, "--num-cpus=1", "--num-gpus=1", f"--object-store-memory={80 << 20}"),
+            *(*ports, "--num-cpus=1", f"--num-gpus={gpus}", f"--object-store-memory={80 << 20}"),
             *(() if system is None else (f"--system-config={system}",)),
         ]
         log = self._folder / f"node-{self._started}.log"

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -181,8 +182,42 @@ def look_at_what_is_complete(shell: Shell, pipeline: Path) -> None:
     verified = shell.type("verify", shell.output)
     assert verified.code == 0, verified.text
     assert "whole: 480 in = 480 out + 0 quarantined" in verified.text
-    rows = sorted(read_rows(shell.output), key=lambda row: (row["id"], row["sample"]))
-    assert rows == sorted(expected_rows(TOPICS), key=lambda row: (row["id"], row["sample"]))
+    assert sorted(read_rows(shell.output), key=place) == sorted(expected_rows(TOPICS), key=place)
+
+
+def place(row: dict[str, Any]) -> tuple[str, int]:
+    return row["id"], row["sample"]
+
+
+def given(raylets: Raylets, folder: Path, gpus: float, topics: list[str]) -> list[dict[str, Any]]:
+    """Run a job to its end; returns what each of its workers was given."""
+    shell = Shell(raylets, folder)
+    pipeline = write_job(folder, topics, workers={"count": "auto", "gpus": gpus, "cpus": 0.25})
+    done = shell.type("submit", pipeline)
+    assert done.code == 0, done.text
+    assert sorted(read_rows(shell.output), key=place) == sorted(expected_rows(topics), key=place)
+    return [json.loads(path.read_text()) for path in shell.folder.glob("worker-*.json")]
+
+
+def test_half_a_gpu_each_puts_two_workers_on_one(raylets: Raylets, tmp_path: Path) -> None:
+    told = given(raylets, tmp_path, 0.5, TOPICS)
+    assert len(told) == 6
+    assert set(Counter(worker["node"] for worker in told).values()) == {2}
+    assert {(*worker["gpus"], worker["visible"], worker["split"]) for worker in told} == {
+        (0, "0", 1)
+    }
+
+
+def test_two_gpus_each_are_two_of_one_node(raylets: Raylets, tmp_path: Path) -> None:
+    """The three nodes have as many GPUs in all, and none has two."""
+    raylets.join(gpus=2)
+    try:
+        (told,) = given(raylets, tmp_path, 2, TOPICS[:48])
+    finally:
+        raylets.kill()
+    assert sorted(told["gpus"]) == [0, 1]
+    assert told["visible"].split(",") == ["0", "1"]
+    assert told["split"] == 2, "the layers are shared out over both"
 
 
 def write_tiny(folder: Path) -> Path:
