@@ -37,15 +37,10 @@ class TrainingConfig(BaseModel):
     #: Steps of the training-time test, and the factor by which each step weighs less.
     ttt_steps: int = Field(4, ge=1, le=16)
     ttt_decay: float = Field(0.8, gt=0, le=1)
-    #: Share of the training, from its start, that unrolls the first step alone: it is as much
-    #: cheaper, and what a head learns of the first step helps in all.
-    single_step: float = Field(0.0, ge=0, lt=1)
     #: Weight of prompt positions in the loss; completions weigh 1.
     prompt_weight: float = Field(0.0, ge=0, le=1)
     epochs: int = Field(4, ge=1)
     lr: float = Field(1e-3, gt=0)
-    #: What makes steps of gradients; muon is for the matrices inside the head.
-    optimizer: Literal["adamw", "muon"] = "adamw"
     #: Share of the steps over which the learning rate rises; it then falls as a cosine.
     warmup: Share = 0.03
     weight_decay: float = Field(0.01, ge=0)

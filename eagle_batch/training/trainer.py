@@ -32,13 +32,13 @@ from eagle_batch.training.objectives import (
     Loss,
     Objective,
 )
-from eagle_batch.training.optimizer import Optimizers
 from eagle_batch.training.picture import draw_curve
 from eagle_batch.training.state import TrainingState, load_state, save_state
 from eagle_batch.training.team import ALONE, Team
 from eagle_batch.training.validation import Acceptance, measure_acceptance
 from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
 
+_BETAS = (0.9, 0.95)
 #: What may change between a run and its continuation without changing its numbers.
 _FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target", "start"}
 _FREE_SETTINGS |= {"device", "workers"}
@@ -96,7 +96,8 @@ class Trainer:
             self.head.draft_to_target,
         )
         self.covered = coverage(plain.completion_tokens(), self.head.draft_to_target)
-        self.optimizers = Optimizers(self.head, config)
+        self.objective = self._objective()
+        self.optimizer = torch.optim.AdamW(_groups(self.head, config), betas=_BETAS)
         self._epochs = [len(self._batches(e)) for e in range(config.epochs)]
         self.steps = sum(self._epochs)
         self.state = self._fresh_state()
@@ -144,10 +145,13 @@ class Trainer:
 
     def _step(self, rows: list[int]) -> float:
         self.head.train()
-        self.optimizers.clear()
+        rate = learning_rate(self.state.step, self.steps, self.config)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
         loss = self._gradient(self.team.share(rows))
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.clip)
-        self.optimizers.step(learning_rate(self.state.step, self.steps, self.config))
+        self.optimizer.step()
         return loss
 
     def _gradient(self, rows: list[int]) -> float:
@@ -159,7 +163,7 @@ class Trainer:
             generator = torch.Generator().manual_seed(int(place.generate_state(1)[0]))
             with self._arithmetic():
                 batch = self.data.batch(rows).to(self.device)
-                part = self._objective().loss(self.head, batch, generator)
+                part = self.objective.loss(self.head, batch, generator)
         weight = self.team.total(part.weight).clamp(min=1.0)
         if rows:
             (part.total / weight).backward()  # type: ignore[no-untyped-call]
@@ -254,16 +258,11 @@ class Trainer:
         )
 
     def _objective(self) -> Objective:
-        """Return what the next step is trained for."""
         config = self.config
         if config.kind == "eagle1":
             return Eagle1Objective(self.vocabulary)
-        single = self.state.step < config.single_step * self.steps
         return Eagle3Objective(
-            self.vocabulary,
-            1 if single else config.ttt_steps,
-            config.ttt_decay,
-            config.prompt_weight,
+            self.vocabulary, config.ttt_steps, config.ttt_decay, config.prompt_weight
         )
 
     def _fresh_state(self) -> TrainingState:
@@ -294,12 +293,12 @@ class Trainer:
         return replace(
             self.state,
             head=self.head.state_dict(),
-            optimizer=self.optimizers.state_dict(),
+            optimizer=self.optimizer.state_dict(),
         )
 
     def _restore(self, saved: TrainingState) -> None:
         self.head.load_state_dict(saved.head)
-        self.optimizers.load_state_dict(saved.optimizer)
+        self.optimizer.load_state_dict(saved.optimizer)
         self.state = replace(saved, head={}, optimizer={})
 
     def _last_acceptance(self) -> Acceptance | None:
@@ -337,6 +336,16 @@ def expected_length(acceptance: Acceptance) -> float:
 
 def _acceptance(record: dict[str, Any]) -> Acceptance:
     return Acceptance(tuple(record["acceptance"]), record["chain_length"], 0, 0)
+
+
+def _groups(head: Head, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Weight decay is for matrices; norms and biases are left alone."""
+    matrices = [p for p in head.parameters() if p.dim() > 1]
+    vectors = [p for p in head.parameters() if p.dim() == 1]
+    return [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
 def _write_whole(path: Path, text: str) -> None:

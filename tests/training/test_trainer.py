@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from eagle_batch.models.checkpoints import load_head
 from eagle_batch.training.config import TrainingConfig
 from eagle_batch.training.dataset import Dataset, feature_scale
 from eagle_batch.training.features import Chunk, FeatureStore
-from eagle_batch.training.objectives import Eagle3Objective
 from eagle_batch.training.trainer import Progress, Trainer
 from eagle_batch.training.validation import measure_acceptance
 from tests.training.conftest import AUX
@@ -84,47 +82,19 @@ def test_a_head_learns_the_texts_of_its_target(
     assert acceptance(trainer, trainer.data.training) > before + 0.25
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "muon", "single_step": 0.4}])
 def test_an_interrupted_run_goes_on_to_the_same_bits(
-    changes: dict[str, Any], target: Any, chunk: Chunk, tmp_path: Path
+    target: Any, chunk: Chunk, tmp_path: Path
 ) -> None:
-    whole = train(target, chunk, settings(tmp_path / "whole", **changes))
+    whole = train(target, chunk, settings(tmp_path / "whole"))
     for stop_at in (3, 8):
         out = tmp_path / f"stopped-{stop_at}"
-        first = train(target, chunk, settings(out, **changes), stop_at)
-        second = train(target, chunk, settings(out, **changes))
+        first = train(target, chunk, settings(out), stop_at)
+        second = train(target, chunk, settings(out))
         saved = stop_at - stop_at % 2
         assert first[:saved] + second == whole
         assert curve(out) == curve(tmp_path / "whole")
         expected = weights(tmp_path / "whole" / "head")
         assert all(torch.equal(t, expected[n]) for n, t in weights(out / "head").items())
-
-
-def test_muon_moves_every_direction_of_a_matrix_alike(
-    target: Any, chunk: Chunk, tmp_path: Path
-) -> None:
-    spreads = {}
-    for optimizer in ("muon", "adamw"):
-        config = settings(tmp_path, optimizer=optimizer, weight_decay=0.0)
-        trainer = Trainer(config, target, [chunk])
-        before = trainer.head.layer.o_proj.weight.detach().clone()
-        trainer._step(trainer._batches(0)[0])
-        step = (trainer.head.layer.o_proj.weight.detach() - before).double()
-        values = torch.linalg.svdvals(step)
-        spreads[optimizer] = float(values[-4] / values[0])
-    # Its iteration leaves singular values between a half and one and a half.
-    assert spreads["muon"] > 3 * spreads["adamw"]
-
-
-def test_a_single_step_is_unrolled_at_first(target: Any, chunk: Chunk, tmp_path: Path) -> None:
-    trainer = Trainer(settings(tmp_path, single_step=0.5), target, [chunk])
-    unrolled = []
-    for step in (0, trainer.steps // 2 - 1, trainer.steps // 2 + 1):
-        trainer.state = replace(trainer.state, step=step)
-        objective = trainer._objective()
-        assert isinstance(objective, Eagle3Objective)
-        unrolled.append(objective.steps)
-    assert unrolled == [1, 1, 3]
 
 
 def test_eagle1_resumes_with_its_noise(target: Any, tmp_path: Path, data_file: Path) -> None:
