@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_batch.errors import ConfigError
+from eagle_batch.folders import CACHE_VARIABLE, cache_folder
 
 PREFIX = "demo:"
-CACHE_VARIABLE = "EAGLE_BATCH_CACHE"
 MANIFEST = "manifest.json"
 #: Raise when the conversion changes, so that folders of an older version are made again.
 CONVERSION = 1
@@ -108,15 +108,6 @@ def head_path(name: str) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"{PREFIX}{name}: no head is shipped in {folder}; reinstall eagle-batch")
     return folder
-
-
-def cache_folder() -> Path:
-    """Return where demo targets are kept: EAGLE_BATCH_CACHE, else eagle-batch in the XDG cache."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "eagle-batch"
 
 
 def is_whole(folder: Path, *, quick: bool = False) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle_batch import demo
+from eagle_batch.folders import CACHE_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -20,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own settings must not decide what a test sees; only the cache is kept."""
     for name in list(os.environ):
-        if name.startswith("EAGLE_BATCH_") and name != demo.CACHE_VARIABLE:
+        if name.startswith("EAGLE_BATCH_") and name != CACHE_VARIABLE:
             monkeypatch.delenv(name)
 
 

@@ -23,18 +23,20 @@ MODULES_AT_THE_ROOT = {
     "__main__": "cli",
     "demo": "demo",
     "errors": "errors",
+    "folders": "folders",
 }
 
 #: room -> what it may import, besides itself.
 ARROWS = {
     "errors": set(),
-    "demo": {"errors"},
-    "models": {"errors"},
+    "folders": set(),
+    "demo": {"errors", "folders"},
+    "models": {"errors", "folders"},
     "engine": {"errors", "models"},
     "training": {"errors", "models", "engine"},
     "pipeline": {"errors", "demo", "engine.request"},
     # Grammars and vocabularies are looked at without torch, so that `validate` can refuse them.
-    "data": {"errors", "demo", "pipeline"}
+    "data": {"errors", "folders", "demo", "pipeline"}
     | {"engine.request", "engine.grammars", "engine.vocabularies"},
     "stages": {"errors", "pipeline", "data", "engine.request"},
     # Rows are read as they are written.
@@ -42,6 +44,7 @@ ARROWS = {
     | {"data.forms", "data.partitions", "data.plain", "data.schema"},
     "job": {
         "errors",
+        "folders",
         "demo",
         "models",
         "engine",

@@ -17,6 +17,7 @@ import pytest
 
 from eagle_batch import demo
 from eagle_batch.errors import ConfigError
+from eagle_batch.folders import CACHE_VARIABLE, cache_folder
 
 NAME = "tiny"
 GGUF = b"weights of the tiny target"
@@ -91,7 +92,7 @@ def cache(
     )
     monkeypatch.setattr(demo, "TARGETS", {NAME: target})
     folder = tmp_path / "cache"
-    monkeypatch.setenv(demo.CACHE_VARIABLE, str(folder))
+    monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return folder
 
 
@@ -114,7 +115,7 @@ def test_the_nearest_setting_names_the_cache(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert demo.cache_folder() == Path(expected)
+    assert cache_folder() == Path(expected)
 
 
 def test_fetch_leaves_a_whole_folder_with_the_licence(cache: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_cache_that_cannot_be_written_names_the_setting(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(demo.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     with pytest.raises(ConfigError, match="EAGLE_BATCH_CACHE names another folder"):
         demo.fetch(NAME)
 

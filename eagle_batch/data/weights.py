@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eagle_batch.errors import ConfigError
+from eagle_batch.folders import cache_folder
 
 #: Files of a target that are read, wherever it comes from.
 TARGET_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -114,10 +114,3 @@ def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """Return where this machine keeps what it fetched."""
-    own = os.environ.get("EAGLE_BATCH_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(own) if own else Path(shared) / "eagle-batch").expanduser()

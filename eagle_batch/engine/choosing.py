@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from eagle_batch.engine.kernels import highest_of, insert, peak_of
 from eagle_batch.engine.noise import place_words, scramble
+from eagle_batch.models.compiling import compiled
 from eagle_batch.models.kernels import exponential
 from eagle_batch.models.team import Team, claim, finish, settle
 
@@ -38,10 +39,10 @@ UNDECIDED = -1
 
 # A score is divided as torch divides it: no reciprocals.
 _SUMS = {"contract", "nsz", "reassoc"}
-_kernel: Any = njit(fastmath=_SUMS, error_model="numpy", cache=True)
+_kernel: Any = compiled(fastmath=_SUMS, error_model="numpy")
 _instruction: Any = intrinsic
-_shared: Any = njit(fastmath=_SUMS, error_model="numpy", nogil=True, cache=True)
-_no_nan: Any = njit(fastmath=_SUMS | {"nnan"}, error_model="numpy", cache=True)
+_shared: Any = compiled(fastmath=_SUMS, error_model="numpy", nogil=True)
+_no_nan: Any = compiled(fastmath=_SUMS | {"nnan"}, error_model="numpy")
 
 
 @_kernel

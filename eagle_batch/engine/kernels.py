@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from eagle_batch.models.compiling import compiled
 from eagle_batch.models.kernels import exponential
 
 F32 = np.float32
@@ -22,9 +22,9 @@ _LOWEST = F32(-np.inf)
 #: Logits that are looked through at once.
 _BLOCK = 512
 
-_kernel: Any = njit(error_model="numpy", nogil=True, cache=True)
+_kernel: Any = compiled(error_model="numpy", nogil=True)
 #: For numbers that are known to be numbers.
-_numbers: Any = njit(fastmath={"nnan", "nsz", "reassoc"}, error_model="numpy", cache=True)
+_numbers: Any = compiled(fastmath={"nnan", "nsz", "reassoc"}, error_model="numpy")
 
 
 @_kernel

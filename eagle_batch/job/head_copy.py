@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 
-from eagle_batch.data.weights import cache_folder, node_lock
+from eagle_batch.data.weights import node_lock
 from eagle_batch.errors import StoreError
+from eagle_batch.folders import cache_folder
 from eagle_batch.job.adapting import HEAD, head_place
 from eagle_batch.job.store import Store
 from eagle_batch.pipeline.locations import is_url

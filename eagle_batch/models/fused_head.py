@@ -38,9 +38,8 @@ class FusedLinear(nn.Module):
         self._product = FusedProduct(_narrow(linear.weight, shelf, linear.bias), team)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product in the type of x."""
-        out_RO = self._product.forward(x.flatten(0, -2))
-        return out_RO.view(*x.shape[:-1], -1).to(x.dtype)
+        """Return the product, float32: what is done with it is left to kernels too."""
+        return self._product.forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 
 class FusedHeadLayer(nn.Module):
@@ -67,12 +66,12 @@ class FusedHeadLayer(nn.Module):
     def forward(
         self, x_BNI: Tensor, residual_BNH: Tensor, positions_BN: Tensor, attend: StepAttention
     ) -> Tensor:
-        """Return the residual stream after attention and MLP, not normalised."""
+        """Return the residual stream after attention and MLP, not normalised, float32."""
         # It is changed in place.
         x_RH = residual_BNH.flatten(0, 1).float().clone()
         rotation = self._rotations.at(positions_BN, attend.step.cache.shape.capacity)
         self._stack.run(x_RH, rotation, attend.step, given_RA=x_BNI.flatten(0, 1))
-        return x_RH.view_as(residual_BNH).to(residual_BNH.dtype)
+        return x_RH.view_as(residual_BNH)
 
 
 def is_fusible_head(head: Head, device: torch.device) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import re
 import shutil
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle_batch.errors import HeadError
+from eagle_batch.folders import cache_folder
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -69,7 +69,7 @@ def _download(url: str) -> Path:
     """Copy a remote folder under the user's cache, once for each state of its files."""
     import fsspec
 
-    cache = _cache_folder()
+    cache = cache_folder() / "heads"
     try:
         fs, root = fsspec.core.url_to_fs(url)
         names = sorted(
@@ -92,14 +92,6 @@ def _download(url: str) -> Path:
     except OSError:  # another process was first; its copy is as good
         shutil.rmtree(partial)
     return final
-
-
-def _cache_folder() -> Path:
-    """Return where copies of remote heads are kept: beside the demo targets."""
-    own = os.environ.get("EAGLE_BATCH_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    root = Path(own) if own else Path(shared) / "eagle-batch"
-    return root.expanduser() / "heads"
 
 
 def _from_hub(name: str) -> Path:

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from eagle_batch.models.compiling import compiled
 from eagle_batch.models.team import claim, finish, settle
 from eagle_batch.models.tiles import blend, multiply
 
@@ -40,8 +41,8 @@ _SUMS = {"contract", "nsz", "reassoc", "arcp"}
 #: The exponential depends on the order of its operations.
 _EXACT = {"contract", "nsz"}
 # A division by zero gives infinity, as in torch: a check for it would cost the vector units.
-_kernel: Any = njit(fastmath=_SUMS, error_model="numpy", nogil=True, cache=True)
-_exact: Any = njit(fastmath=_EXACT, error_model="numpy", nogil=True, cache=True)
+_kernel: Any = compiled(fastmath=_SUMS, error_model="numpy", nogil=True)
+_exact: Any = compiled(fastmath=_EXACT, error_model="numpy", nogil=True)
 _instruction: Any = intrinsic
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from eagle_batch.models.compiling import compiled
 
 #: Bytes of a phase's counters: one line of the cache for claims, one for what is done.
 _LINE, _PHASE = 64, 128
@@ -22,7 +24,7 @@ _LINE, _PHASE = 64, 128
 _LOOKS = 256
 
 _instruction: Any = intrinsic
-_kernel: Any = njit(nogil=True, cache=True)
+_kernel: Any = compiled(nogil=True)
 _yield: Any = types.ExternalFunction("sched_yield", types.int32())
 
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import literally, njit, types  # type: ignore[attr-defined]
+from numba import literally, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from eagle_batch.models.compiling import compiled
 
 #: Elements of a vector register.
 LANES = 16 if llvm.get_host_cpu_features().get("avx512f") else 8
@@ -49,7 +51,7 @@ _BY_1, _BY_2, _BY_3, _BY_4, _BY_5, _BY_6, _BY_7, _BY_8 = (
 _AHEAD = 24
 #: Vectors and rows of a tile of weighted sums.
 _ACROSS, _DOWN = 4, 6 if LANES == 16 else 3
-_kernel: Any = njit(nogil=True, cache=True)
+_kernel: Any = compiled(nogil=True)
 _literal: Any = intrinsic(prefer_literal=True)
 
 
