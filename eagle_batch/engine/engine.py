@@ -187,7 +187,8 @@ class Engine:
             elif group is not None:
                 with self._clock.phase("prefill"):
                     outputs = self._run_passes(group.last_passes)
-                self._begin(group, outputs)
+                    logits = self.target.logits(self._prefill.last_hidden(group, outputs))
+                self._begin(group, outputs, logits)
             self._joined = shape is not None and group is not None
             return self._release_finished()
 
@@ -211,11 +212,11 @@ class Engine:
                 self._adjustments.set_row(slot, row)
             return self._prefill.begin(rows, first, self._slots.params, follow=follow)
 
-    def _begin(self, group: Group, outputs: Sequence[TargetOutput]) -> None:
+    def _begin(self, group: Group, outputs: Sequence[TargetOutput], logits_B1V: Tensor) -> None:
         """Let the rows of a group begin with what its last pass gave."""
         first, stop = group.first_slot, group.first_slot + len(group.rows)
         with self._clock.phase("prefill"):
-            begun = self._prefill.end(group, outputs)
+            begun = self._prefill.end(group, outputs, logits_B1V)
             self._slots.root_S[first:stop] = begun.tokens_B
             self._slots.length_S[first:stop] = torch.tensor(
                 [row.length for row in group.rows], device=self.target.device
@@ -270,7 +271,7 @@ class Engine:
         with self._clock.phase("verify", prefill=sum(sizes[1:]) / sum(sizes)):
             output, *others = self._run_passes(passes)
         with self._clock.phase("verify"):
-            logits_BNV = self.target.logits(output.hidden_BNH)
+            logits_BNV, first_B1V = self._logits(output, group, others)
             processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
             verdict = self._judge(state, tree, processed_BNV)
             result = _round_result(tree, verdict, logits_BNV, processed_BNV)
@@ -285,8 +286,23 @@ class Engine:
         logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
         walks = self._account(result.tolist(), tree.depth, logprobs)
         if group is not None:
-            self._begin(group, others)
+            self._begin(group, others, first_B1V)
         return walks, tree.depth
+
+    def _logits(
+        self, output: TargetOutput, group: Group | None, others: Sequence[TargetOutput]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of a round, and of the places where prompts beside it end.
+
+        Together: the output projection, which weighs as much as many layers, is read once.
+        """
+        B, N, H = output.hidden_BNH.shape
+        hidden_RH = output.hidden_BNH.reshape(B * N, H)
+        if group is not None:
+            last_B1H = self._prefill.last_hidden(group, others)
+            hidden_RH = torch.cat((hidden_RH, last_B1H[:, 0]))
+        logits_RV = self.target.logits(hidden_RH)
+        return logits_RV[: B * N].view(B, N, -1), logits_RV[B * N :, None]
 
     def _state(self, count: int) -> DraftState:
         slots, rows = self._slots, slice(0, count)

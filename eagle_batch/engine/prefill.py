@@ -104,10 +104,19 @@ class Prefill:
             group.chunk = self._next_chunk(group, offset, min(self._chunk, group.longest - offset))
         return group
 
-    def end(self, group: Group, outputs: Sequence[TargetOutput]) -> Begun:
-        """Take in what a group's last passes gave; return the first tokens."""
+    def last_hidden(self, group: Group, outputs: Sequence[TargetOutput]) -> Tensor:
+        """Return what a group's last passes gave where its prompts end, `[B, 1, H]`."""
         assert group.chunk is not None
-        self._take_in(group, group.chunk, outputs)
+        hidden_BNH = group.chunk.spread([output.hidden_BNH for output in outputs])
+        return _at(hidden_BNH, _last_places(group, group.chunk))
+
+    def end(self, group: Group, outputs: Sequence[TargetOutput], logits_B1V: Tensor) -> Begun:
+        """Take in what a group's last passes gave; return the first tokens.
+
+        logits_B1V: the target's logits of `last_hidden`.
+        """
+        assert group.chunk is not None
+        self._take_in(group, group.chunk, outputs, logits_B1V)
         for slot, row in enumerate(group.rows, start=group.first_slot):
             self._starts.begun(slot, row, row.length)
             self.cached_tokens += row.length
@@ -141,14 +150,22 @@ class Prefill:
         step = self._cache.step(slot, positions_BN, base_B, visible, positions_BN, extent)
         return Pass(_padded(prompts, bases, width, device), positions_BN, step)
 
-    def _take_in(self, group: Group, chunk: _Chunk, outputs: Sequence[TargetOutput]) -> None:
+    def _take_in(
+        self,
+        group: Group,
+        chunk: _Chunk,
+        outputs: Sequence[TargetOutput],
+        logits_B1V: Tensor | None = None,
+    ) -> None:
         """Choose for the prompts that end in a chunk; let the drafter follow all of it."""
         width, device = chunk.width, self._target.device
         base_B = torch.tensor(chunk.bases, device=device)
-        last_B = torch.tensor([len(p) - 1 for p in group.prompts], device=device) - base_B
+        last_B = _last_places(group, chunk)
         ends_B = (last_B >= 0) & (last_B < width)
-        hidden_BNH = chunk.spread([output.hidden_BNH for output in outputs])
-        self._first_tokens(group, hidden_BNH, last_B, ends_B)
+        hidden_B1H = _at(chunk.spread([output.hidden_BNH for output in outputs]), last_B)
+        if logits_B1V is None:
+            logits_B1V = self._target.logits(hidden_B1H)
+        self._first_tokens(group, hidden_B1H, logits_B1V, ends_B)
         if group.drafter is not None:
             features_BNF = chunk.spread([output.features_BNF for output in outputs])
             tokens_B = _padded(group.prompts, chunk.bases, 1, device)[:, 0]
@@ -167,14 +184,10 @@ class Prefill:
             group.drafter.extend(chain, features_BNF, next_BN)
 
     def _first_tokens(
-        self, group: Group, hidden_BNH: Tensor, last_B: Tensor, ends_B: Tensor
+        self, group: Group, hidden_B1H: Tensor, logits_B1V: Tensor, ends_B: Tensor
     ) -> None:
-        B, N, H = hidden_BNH.shape
-        place = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
-        hidden_B1H = hidden_BNH.gather(1, place)
-        logits_B1V = self._target.logits(hidden_B1H)
         processed = self._adjustments.adjust(logits_B1V, group.first_slot, None, group.params)
-        first_B1 = torch.zeros_like(last_B)[:, None]
+        first_B1 = torch.zeros_like(group.tokens_B)[:, None]
         chosen_B1 = choose(processed, first_B1, group.params, self._eos_ids)
         place_B11 = chosen_B1[..., None]
         status_B1 = scores_status(
@@ -306,6 +319,19 @@ class Group:
     def longest(self) -> int:
         """Most tokens that any prompt still needs."""
         return max(len(p) - s for p, s in zip(self.prompts, self.starts, strict=True))
+
+
+def _last_places(group: Group, chunk: _Chunk) -> Tensor:
+    """Return where each prompt's last token is from a chunk's start on; it may lie outside."""
+    pairs = zip(group.prompts, chunk.bases, strict=True)
+    lasts = [len(prompt) - 1 - base for prompt, base in pairs]
+    return torch.tensor(lasts, device=group.tokens_B.device)
+
+
+def _at(hidden_BNH: Tensor, place_B: Tensor) -> Tensor:
+    """Return one place of each row, `[B, 1, H]`; the nearest where it lies outside."""
+    B, N, H = hidden_BNH.shape
+    return hidden_BNH.gather(1, place_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H))
 
 
 def _padded(

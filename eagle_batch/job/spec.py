@@ -20,6 +20,14 @@ from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_hub_id, is_u
 class Tokenizer(Protocol):
     """The part of a tokenizer that a worker uses."""
 
+    @property
+    def all_special_ids(self) -> Sequence[int]:
+        """Token ids that no text has."""
+
+    @property
+    def all_special_tokens(self) -> Sequence[str]:
+        """How they are written in prompts, in the same order."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the token ids of a text."""
 

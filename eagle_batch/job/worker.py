@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -28,6 +28,7 @@ from eagle_batch.job.objects import Objects
 from eagle_batch.job.reports import Failure, PumpReport, WorkerInfo
 from eagle_batch.job.spans import span_lengths
 from eagle_batch.job.spec import WorkerSpec, engine_spec
+from eagle_batch.job.spelling import Speller
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.job.tasks import Commit, Lease, NewHead, Order, Share, Withdrawal
 from eagle_batch.job.work import Flow, TaskWork
@@ -60,6 +61,7 @@ class Worker:
         self._reader = RowReader(pipeline, plan, self._prompter.stages)
         self._graph = Graph(pipeline, self._prompter)
         self._engine = ElasticEngine(spec.build, engine_spec(spec))
+        self._speller = Speller(self._engine.tokenizer)
         self._store = store or open_store(pipeline.output.path)
         self._objects = Objects(
             made_layer(self._store, layers=pipeline.deduplicate is not None),
@@ -210,10 +212,9 @@ class Worker:
             self._count(flow)
 
     def _request(self, flow: Flow, handle: str, call: Call, *, ahead: bool) -> Request:
-        ids = self._engine.tokenizer.encode(call.prompt, add_special_tokens=call.special)
         return Request(
             id=handle,
-            prompt_ids=tuple(ids),
+            prompt_ids=self._speller.prompt_ids(call, flow.walk.records),
             params=self._ended(call),
             noise_key=flow.walk.noise(call),
             ahead=ahead,
@@ -242,12 +243,7 @@ class Worker:
             self._go_on(flow, lambda: flow.come(handle, completion), ahead=True)
 
     def _spans(self, record: Record) -> tuple[str, tuple[int, ...]]:
-        return record.call.name, span_lengths(record.completion, self._decode)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._engine.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return record.call.name, span_lengths(record.completion, self._speller.decode)
 
     def _count(self, flow: Flow) -> None:
         self._units += 1

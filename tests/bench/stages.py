@@ -1,6 +1,8 @@
-"""What do stages cost? Four of them on the demo target against one of as many tokens.
+r"""What do stages cost? Four of them on the demo target against one of as many tokens.
 
     python -m tests.bench.stages --rows 48 --style conversation --style quoted
+    python -m tests.bench.stages --rows 500 --style conversation --full \
+        --tokens 200,200,200,200 --at-least 0.95
 
 Each row goes through question, answer, critique and rewrite. The same rows then go through one
 stage with the first prompt, each of as many tokens as its four texts had together. `conversation`
@@ -97,6 +99,8 @@ class Setup:
     dtype: str = "float32"
     context: int = 1024
     threads: int | None = None
+    #: Whether no text ends before it has as many tokens as it may.
+    full: bool = False
 
     def four(self, style: str) -> list[dict[str, Any]]:
         """The stages of one style."""
@@ -104,7 +108,11 @@ class Setup:
             {
                 "name": name,
                 "messages": messages,
-                "sampling": {"max_tokens": most, "temperature": self.temperature},
+                "sampling": {
+                    "max_tokens": most,
+                    "min_tokens": most if self.full else 0,
+                    "temperature": self.temperature,
+                },
             }
             for name, messages, most in zip(NAMES, STYLES[style](), self.tokens, strict=True)
         ]
@@ -163,11 +171,12 @@ def compare(rows: pa.Table, style: str, setup: Setup) -> tuple[Run, Run]:
     assert plain.metrics.completion_tokens == staged.metrics.completion_tokens
     for name, side in (("four", staged), ("one", plain)):
         m = side.metrics
+        each = m.completion_tokens / sum(len(row["generation"]) for row in side.rows)
         shares = ", ".join(f"{part} {s / side.seconds:.1%}" for part, s in side.parts().items())
         click.echo(
             f"{style:12} {name:4} {side.rate:7.1f} tokens/s, "
             f"{m.completion_tokens / side.busy:.1f} a processor second; "
-            f"{m.completion_tokens} tokens, "
+            f"{m.completion_tokens} tokens, {each:.0f} a text, "
             f"prompts {m.prompt_tokens} of which reused {m.cached_prompt_tokens}, "
             f"slots in use {m.occupancy:.0%}, "
             f"accepted {m.acceptance_length:.2f}; {shares}"
@@ -196,14 +205,28 @@ def some_rows(count: int) -> pa.Table:
 @click.option("--dtype", default="float32", show_default=True)
 @click.option("--context", default=1024, show_default=True)
 @click.option("--threads", default=None, type=int)
+@click.option("--full", is_flag=True, help="No text ends before it has --tokens.")
 @click.option("--repeat", default=1, show_default=True)
-def main(*, rows: int, styles: Sequence[str], tokens: str, repeat: int, **options: Any) -> None:
+@click.option("--at-least", default=0.0, help="Fail where four / one is below this.")
+def main(
+    *,
+    rows: int,
+    styles: Sequence[str],
+    tokens: str,
+    repeat: int,
+    at_least: float,
+    **options: Any,
+) -> None:
     """Compare four stages with one."""
     demo.fetch()
     setup = Setup(tokens=tuple(map(int, tokens.split(","))), **options)
+    ratios = []
     for _ in range(repeat):
         for style in styles or STYLES:
-            compare(some_rows(rows), style, setup)
+            staged, plain = compare(some_rows(rows), style, setup)
+            ratios.append(staged.rate / plain.rate)
+    if min(ratios) < at_least:
+        raise click.ClickException(f"{min(ratios):.3f} is below {at_least}")
 
 
 if __name__ == "__main__":

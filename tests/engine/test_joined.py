@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -66,9 +67,11 @@ def test_prompts_go_along_with_a_round(controlled: bool, monkeypatch: pytest.Mon
         joined.append(group is not None)
         one_round(self, shape, rows, group)
 
-    def begun(self: Engine, group: Group, outputs: Sequence[TargetOutput]) -> None:
+    def begun(
+        self: Engine, group: Group, outputs: Sequence[TargetOutput], logits_B1V: Tensor
+    ) -> None:
         groups.append(len(group.rows))
-        begin(self, group, outputs)
+        begin(self, group, outputs, logits_B1V)
 
     monkeypatch.setattr(Engine, "_round", counted)
     monkeypatch.setattr(Engine, "_begin", begun)
@@ -82,6 +85,33 @@ def test_prompts_go_along_with_a_round(controlled: bool, monkeypatch: pytest.Mon
     assert sum(joined) > len(groups) // 2
     if controlled:
         assert (True, True) not in set(pairwise(joined)), "the controller could not time a round"
+
+
+def test_the_output_projection_is_read_once_for_a_round_and_the_prompts_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny_target()
+    engine = build(target, None, slots=4)
+    read: list[int] = []
+    logits = target.logits
+
+    def counted(hidden: Tensor) -> Tensor:
+        read.append(hidden.shape[:-1].numel())
+        return logits(hidden)
+
+    monkeypatch.setattr(target, "logits", counted)
+    joined = 0
+    requests = mixed_requests(target.shape.vocab, count=16)
+    for request in requests:
+        engine.add(replace(request, params=replace(request.params, logprobs=None)))
+    while engine.has_work:
+        read.clear()
+        before, waiting = engine.active, engine.waiting
+        engine.step()
+        if engine._joined:
+            joined += 1
+            assert read == [before + waiting - engine.waiting]
+    assert joined > 4
 
 
 def test_prompts_are_cut_into_rectangles_with_little_padding() -> None:

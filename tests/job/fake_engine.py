@@ -25,6 +25,9 @@ LAST_WORDS = "terminate called: the device is gone"
 class FakeTokenizer:
     """One token a byte."""
 
+    all_special_ids: Sequence[int] = ()
+    all_special_tokens: Sequence[str] = ()
+
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         return ([1] if add_special_tokens else []) + list(text.encode())
 
