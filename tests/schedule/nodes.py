@@ -41,11 +41,13 @@ def drain(address: str, node: Any, seconds: float) -> None:
     threading.Timer(seconds, kill, [node]).start()
 
 
-def main(port: int) -> None:
+def main(port: int, agent: int) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    head = {"include_dashboard": True, "dashboard_port": port, "_system_config": FAST_CHECKS}
+    # The agent takes submissions. Its usual port is that of every other Ray of this machine.
+    ports = {"dashboard_port": port, "dashboard_agent_listen_port": agent}
+    head = {"include_dashboard": True, **ports, "_system_config": FAST_CHECKS}
     memory = {"object_store_memory": 80 << 20}
     cluster.add_node(num_cpus=1, num_gpus=1, **head, **memory)
     nodes = [cluster.add_node(num_cpus=1, num_gpus=1, **memory) for _ in range(2)]
@@ -65,4 +67,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -54,7 +54,7 @@ class Nodes:
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.schedule.nodes", str(self.port)],
+                [sys.executable, "-m", "tests.schedule.nodes", str(self.port), str(free_port())],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
