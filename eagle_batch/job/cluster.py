@@ -104,7 +104,7 @@ class Cluster:
             # Another submitter may have been a moment earlier; Ray answers that with a traceback.
             found = self._info(name)
             if found is None:
-                raise StoppedError(f"{self.address}: {_last_line(error)}") from error
+                raise StoppedError(f"{self.address}: {_refusal(error)}") from error
             return self._attach(found, parcel)
         return Submission(name, attached=False)
 
@@ -266,6 +266,16 @@ def _headers() -> dict[str, str] | None:
                 f"{named}: cannot be read for the cluster's token: {error}"
             ) from error
     return {"Authorization": f"Bearer {token}"} if token else None
+
+
+def _refusal(error: Exception) -> str:
+    said = _last_line(error)
+    if _NOT_YET not in said:
+        return said
+    return (
+        f"{said} The head took none for {PATIENCE_S:.0f} s; its dashboard_agent.log says why: "
+        "another Ray of that machine may have the port (ray start --dashboard-agent-listen-port)"
+    )
 
 
 def _first_line(error: Exception) -> str:

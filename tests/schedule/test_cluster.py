@@ -126,6 +126,25 @@ def test_of_two_submits_at_once_the_later_one_attaches(
     assert jobs_api.submit(parcel()) == Submission(first.id, attached=True)
 
 
+def test_a_head_that_takes_no_jobs_is_waited_for_and_then_given_up(
+    jobs_api: Cluster, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = ["No available agent to submit job, please try again later."] * 2
+    takes = stand_in.submit_job
+
+    def submit_job(**fields: Any) -> str:
+        if refusals:
+            raise RuntimeError(f"Request failed with status code 500: {refusals.pop()}.")
+        return takes(**fields)
+
+    monkeypatch.setattr(stand_in, "submit_job", submit_job)
+    assert not jobs_api.submit(parcel()).attached
+    refusals += ["No available agent to submit job, please try again later."]
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.0)
+    with pytest.raises(StoppedError, match=r"No available agent.*its dashboard_agent.log says why"):
+        jobs_api.submit(parcel(output="s3://bucket/other"))
+
+
 @pytest.mark.parametrize("breaks_after", [None, 0, 2, 3])
 def test_lines_are_shown_once_even_when_the_connection_breaks(
     breaks_after: int | None, jobs_api: Cluster, stand_in: StandIn
