@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from eagle_batch.engine.request import SamplingParams
 from eagle_batch.errors import ConfigError
-from eagle_batch.pipeline import Pipeline, Sampling, load_pipeline, parse_pipeline, resolved
+from eagle_batch.pipeline import Adapt, Pipeline, Sampling, load_pipeline, parse_pipeline, resolved
 from eagle_batch.pipeline.overrides import apply_overrides
 from eagle_batch.pipeline.strict_yaml import parse_yaml
 from tests.data.support import BASE, changed, make_pipeline, write_pipeline
@@ -254,6 +254,16 @@ def test_a_wrong_override_is_one_clear_error(tmp_path: Path, override: str, mess
         load_pipeline(write_pipeline(tmp_path), [override])
     assert message in str(caught.value)
     assert "--set" in str(caught.value)
+
+
+@pytest.mark.parametrize("switch", [True, False, None])
+def test_an_override_reaches_into_a_section_that_is_written_as_a_switch(
+    tmp_path: Path, switch: bool | None
+) -> None:
+    path = write_pipeline(tmp_path, {"speculation": {"adapt": switch}})
+    adapt = load_pipeline(path, ["speculation.adapt.tokens=77"]).speculation.adapt
+    assert adapt == Adapt(tokens=77)
+    assert load_pipeline(path, ["speculation.adapt=false"]).speculation.adapt is None
 
 
 def test_the_last_override_of_a_key_wins(tmp_path: Path) -> None:

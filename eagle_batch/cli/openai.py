@@ -17,12 +17,20 @@ def openai_files(*, output: str, folder: Path, stage: str | None) -> None:
     """Write what an OUTPUT holds into FOLDER as output.jsonl and error.jsonl.
 
     Both have the form of an OpenAI batch's files. The samples of a row are its choices; a row of
-    which any sample was quarantined is in error.jsonl.
+    which any sample was quarantined is in error.jsonl. Where the job kept logprobs and token_ids,
+    the choices have them, and the target's tokenizer is read.
     """
+    from eagle_batch.job.ledger import read_identity
     from eagle_batch.job.openai_files import ERROR, OUTPUT, lines
+    from eagle_batch.job.openai_logprobs import spelling_of
     from eagle_batch.job.store import open_store
 
-    found = lines(open_store(output), stage)
+    store = open_store(output)
+    identity = read_identity(store)
+    spelling, reason = spelling_of(identity.resolved)
+    if reason:
+        click.echo(f"logprobs are null: {reason}", err=True)
+    found = lines(store, identity, stage, spelling)
     first = next(found, None)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys((OUTPUT, ERROR), 0)

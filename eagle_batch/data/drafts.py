@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle_batch.data.chat import model_folder
+from eagle_batch.data.spelling import read_tokenizer
 from eagle_batch.engine.vocabularies import vocabulary_problem
 from eagle_batch.errors import ConfigError
 from eagle_batch.pipeline import Pipeline
@@ -40,12 +41,10 @@ def _model_problems(pipeline: Pipeline, draft: str) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int] | None:
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    tokenizer = read_tokenizer(folder)
+    if tokenizer is None:
         return None
-    found: dict[str, int] = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    found: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     return found
 
 

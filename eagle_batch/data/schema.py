@@ -114,6 +114,8 @@ class OutputRow:
     row: int
     texts: tuple[str | list[str] | None, ...]
     generation: tuple[Generation, ...]
+    #: The head that drafted when it was finished.
+    head: str | None = None
     #: Token ids of each text that is kept; only with output.token_ids.
     token_ids: tuple[TokenIds, ...] = ()
     #: Log-probabilities of each text that is kept; only with output.logprobs.
@@ -174,7 +176,7 @@ def output_table(pipeline: Pipeline, rows: Sequence[OutputRow], source: pa.Table
             [[asdict(item) for item in row.generation] for row in rows], pa.list_(GENERATION)
         ),
         "model": pa.array([pipeline.target.model] * len(rows), pa.string()),
-        "head": pa.array([pipeline.speculation.head] * len(rows), pa.string()),
+        "head": pa.array([row.head for row in rows], pa.string()),
     }
     for index, stage in enumerate(pipeline.stages):
         columns[stage.name] = column_values(stage, [row.texts[index] for row in rows])

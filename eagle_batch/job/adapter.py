@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from eagle_batch.job.adapting import HEAD, WEIGHTS, Adaptation, Learnt, Round, Switch, Text
+from eagle_batch.job.adapting import HEAD, WEIGHTS, Adaptation, Round, Switch, Text
 from eagle_batch.job.reports import Failure, HeadTrainer
 from eagle_batch.job.store import Store
 from eagle_batch.job.tasks import NewHead
 from eagle_batch.pipeline import Pipeline
+from eagle_batch.training.learnt import Learnt
 
 #: (first start of the job) -> the process that trains its head.
 MakeTrainer = Callable[[float], HeadTrainer]

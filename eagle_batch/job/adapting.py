@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eagle_batch.pipeline import Adapt
+from eagle_batch.training.learnt import Learnt
 
 #: Where the head lies in an output.
 HEAD = "head"
@@ -88,22 +89,6 @@ class Round:
 
     texts: tuple[Text, ...]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """What a round came to."""
-
-    #: Completion tokens that the head learnt from so far.
-    tokens: int
-    steps: int
-    seconds: float
-    #: Expected tokens a pass on texts held out, of the head in use (None without one) and of the
-    #: trained one.
-    before: float | None
-    after: float
-    #: Whether the trained one lies in the output, to be used.
-    used: bool
 
 
 @dataclass(frozen=True, slots=True)

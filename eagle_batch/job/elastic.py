@@ -99,14 +99,15 @@ class ElasticEngine:
         """Return the counters since the first engine was built."""
         return self._before + self._now.metrics()
 
-    def use_head(self, name: str) -> None:
-        """Draft with another head from now on, or go on as before where that cannot be."""
+    def use_head(self, name: str) -> bool:
+        """Draft with another head from now on; return False where that cannot be."""
         try:
             self._now.use_head(name)
         except Exception as error:  # noqa: BLE001 - no row may be lost over a head
             self.notices.append(f"the head {name} is not used: {_first_line(error)}")
-        else:
-            self._spec = self._spec.with_head(name)
+            return False
+        self._spec = self._spec.with_head(name)
+        return True
 
     def _rebuild(self) -> None:
         while self._engine is None:

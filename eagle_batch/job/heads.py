@@ -6,11 +6,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from eagle_batch.job.adapting import HEAD, WEIGHTS, Learnt, Round, head_place
+from eagle_batch.job.adapting import HEAD, WEIGHTS, Round, head_place
 from eagle_batch.job.head_copy import PARTS, newest_head
 from eagle_batch.job.spec import WorkerSpec, engine_spec
 from eagle_batch.job.store import Store, open_store
 from eagle_batch.pipeline.locations import is_hub_id
+from eagle_batch.training.learnt import Learnt
 from eagle_batch.training.samples import Sample
 
 CARD = """# A head for {target}
@@ -58,11 +59,9 @@ class TrainingJob:
         """
         samples = [Sample(text.tokens, text.prompt_tokens) for text in work.texts]
         found = self._trainer.round(samples, work.seconds)
-        if found.gain:
+        if found.used:
             self._put(found.tokens, found.after)
-        return Learnt(
-            found.tokens, found.steps, found.seconds, found.before, found.after, found.gain
-        )
+        return found
 
     def _put(self, tokens: int, gain: float) -> None:
         """Replace the head: each object whole, and the configuration stays what it was."""

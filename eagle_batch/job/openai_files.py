@@ -16,9 +16,11 @@ from typing import Any
 
 from eagle_batch.data.forms import Form
 from eagle_batch.data.schema import ERROR_SCHEMA
+from eagle_batch.data.spelling import Spelling
 from eagle_batch.errors import ConfigError, LedgerError
-from eagle_batch.job.ledger import Identity, read_identity
+from eagle_batch.job.ledger import Identity
 from eagle_batch.job.objects import DATA, ERRORS, find, read_table
+from eagle_batch.job.openai_logprobs import choice_logprobs
 from eagle_batch.job.store import Store
 from eagle_batch.pipeline.problems import suggestion
 
@@ -35,13 +37,15 @@ class Line:
     text: str
 
 
-def lines(store: Store, stage: str | None = None) -> Iterator[Line]:
+def lines(
+    store: Store, identity: Identity, stage: str | None = None, spelling: Spelling | None = None
+) -> Iterator[Line]:
     """Yield the lines of both files, shard by shard.
 
-    `stage` is the stage whose text is the answer; None takes the last one. Raises ConfigError for a
-    stage that there is not, LedgerError where an object is missing or damaged.
+    `stage` is the stage whose text is the answer; None takes the last one. With `spelling` the
+    choices have their `logprobs`. Raises ConfigError for a stage that there is not, LedgerError
+    where an object is missing or damaged.
     """
-    identity = read_identity(store)
     names = [item["name"] for item in identity.resolved["stages"]]
     wanted = stage or names[-1]
     if wanted not in names:
@@ -56,7 +60,7 @@ def lines(store: Store, stage: str | None = None) -> Iterator[Line]:
         for row_id, group in groupby(rows, key=itemgetter("id")):
             samples = list(group)
             if row_id not in failed:
-                yield Line(OUTPUT, json.dumps(_answer(identity, samples, wanted)))
+                yield Line(OUTPUT, json.dumps(_answer(identity, samples, wanted, spelling)))
         for row_id, row in sorted(failed.items()):
             yield Line(ERROR, json.dumps(_failure(identity, row_id, row)))
 
@@ -74,7 +78,9 @@ def _rows(store: Store, form: Form, key: str) -> tuple[list[dict[str, Any]], lis
     return found.table.to_pylist(), lost.to_pylist()
 
 
-def _answer(identity: Identity, samples: list[dict[str, Any]], stage: str) -> dict[str, Any]:
+def _answer(
+    identity: Identity, samples: list[dict[str, Any]], stage: str, spelling: Spelling | None
+) -> dict[str, Any]:
     row_id = samples[0]["id"]
     made = [_generation(row, stage) for row in samples]
     prompt = made[0]["prompt_tokens"] if made[0] else 0
@@ -89,20 +95,27 @@ def _answer(identity: Identity, samples: list[dict[str, Any]], stage: str) -> di
         "object": "chat.completion",
         "created": int(identity.started),
         "model": samples[0]["model"],
-        "choices": [_choice(row, item, stage) for row, item in zip(samples, made, strict=True)],
+        "choices": [
+            _choice(row, item, stage, spelling) for row, item in zip(samples, made, strict=True)
+        ],
         "usage": usage,
     }
     response = {"status_code": 200, "request_id": f"req_{_digest(identity, row_id)}", "body": body}
     return _line(identity, row_id) | {"response": response, "error": None}
 
 
-def _choice(row: dict[str, Any], made: dict[str, Any] | None, stage: str) -> dict[str, Any]:
+def _choice(
+    row: dict[str, Any], made: dict[str, Any] | None, stage: str, spelling: Spelling | None
+) -> dict[str, Any]:
     value = row[stage]
     text = value if value is None or isinstance(value, str) else json.dumps(value)
+    likely = None
+    if made is not None and spelling is not None:
+        likely = choice_logprobs(row, stage, spelling, made["finish_reason"])
     return {
         "index": row["sample"],
         "message": {"role": "assistant", "content": text, "refusal": None},
-        "logprobs": None,
+        "logprobs": likely,
         "finish_reason": _REASONS[made["finish_reason"]] if made else "stop",
     }
 

@@ -6,10 +6,11 @@ import contextlib
 import os
 from typing import Any
 
-from eagle_batch.job.adapting import Learnt, Round
+from eagle_batch.job.adapting import Round
 from eagle_batch.job.logs import Log, log_to_stderr
 from eagle_batch.job.reports import Failure
 from eagle_batch.job.spec import WorkerSpec
+from eagle_batch.training.learnt import Learnt
 
 
 class TrainerActor:

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from eagle_batch.engine.request import EngineMetrics
 from eagle_batch.errors import EagleBatchError
-from eagle_batch.job.adapting import Learnt, Round, Text
+from eagle_batch.job.adapting import Round, Text
 from eagle_batch.job.tasks import Commit, Lease, Order, Progress, Share
+from eagle_batch.training.learnt import Learnt
 
 #: Lines of a worker's traceback that are kept: the end says what went wrong.
 TRACEBACK_LINES = 25

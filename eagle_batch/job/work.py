@@ -182,7 +182,7 @@ class TaskWork:
         walk = Walk(self._graph, self.rows.ids[row], sample)
         return Flow(self, row, sample, walk, walk.run())
 
-    def complete(self, flow: Flow, spans: Spans | None = None) -> None:
+    def complete(self, flow: Flow, head: str | None, spans: Spans | None = None) -> None:
         """Keep a flow that went through every stage; `spans` tells what of a text was drafted."""
         kept = [record for record in flow.walk.records if record.kept]
         keep_ids = self._pipeline.output.token_ids
@@ -192,6 +192,7 @@ class TaskWork:
             row=flow.row,
             texts=tuple(flow.walk.texts[name] for name in self._stages),
             generation=tuple(map(_generation, flow.walk.records)),
+            head=head,
             token_ids=tuple(map(_token_ids, kept)) if keep_ids else (),
             logprobs=tuple(map(_logprobs, kept)) if self._pipeline.output.logprobs else (),
             spans=() if spans is None else tuple(spans(r) for r in kept),

@@ -20,7 +20,7 @@ from eagle_batch.data.prompts import make_prompter
 from eagle_batch.data.rows import RowReader
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, SamplingParams
 from eagle_batch.errors import ConfigError, LedgerError, RequestError, StoreError
-from eagle_batch.job.adapting import Texts
+from eagle_batch.job.adapting import Texts, head_place
 from eagle_batch.job.elastic import ElasticEngine
 from eagle_batch.job.head_copy import newest_head
 from eagle_batch.job.layers import made_layer
@@ -83,6 +83,8 @@ class Worker:
         #: What a head is to learn from; None where none does.
         self._texts = None if pipeline.speculation.adapt is None else Texts()
         self._notices: list[str] = []
+        #: What drafts, as rows name it.
+        self._head = pipeline.speculation.head
 
     def info(self) -> WorkerInfo:
         """Say where this worker runs."""
@@ -127,7 +129,8 @@ class Worker:
         except (StoreError, OSError) as error:
             self._notices.append(f"head {head.number} is not used: {error}")
         else:
-            self._engine.use_head(place)
+            if self._engine.use_head(place):
+                self._head = head_place(self._pipeline.output.path)
 
     def _find(self, order: Lease | Withdrawal) -> TaskWork | None:
         """Return what there is of an attempt already."""
@@ -201,7 +204,8 @@ class Worker:
         try:
             calls = take()
             if calls is None:
-                flow.work.complete(flow, self._spans if self._pipeline.output.spans else None)
+                spans = self._spans if self._pipeline.output.spans else None
+                flow.work.complete(flow, self._head, spans)
                 self._count(flow)
                 return
             for handle, call in calls:

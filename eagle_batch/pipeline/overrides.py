@@ -65,7 +65,8 @@ def _marked(parts: list[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _descend(node: Any, step: str | int) -> Any:
-    if isinstance(node, dict) and node.get(step) is None:
+    # A section may be written as `true`, for its defaults, or `false`, as `null`, for none.
+    if isinstance(node, dict) and isinstance(node.get(step), bool | None):
         node[step] = {}
     return node[step]
 

@@ -22,6 +22,7 @@ from eagle_batch.models.layouts import HeadParts
 from eagle_batch.training.dataset import Dataset, feature_scale, rescale_fc
 from eagle_batch.training.features import Chunk, compute_chunk
 from eagle_batch.training.initial import head_config_for, tensors_from_target
+from eagle_batch.training.learnt import Learnt
 from eagle_batch.training.objectives import (
     DraftVocabulary,
     Eagle1Objective,
@@ -58,25 +59,6 @@ LEAST, MORE = 1.2, 1.02
 LR, LAST_LR, WARMUP = 2e-3, 0.1, 12
 _BETAS = (0.9, 0.95)
 _CLIP = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one round came to."""
-
-    #: Tokens of completions that the head learns from so far.
-    tokens: int
-    steps: int
-    seconds: float
-    #: Expected tokens a pass on held-out texts, of the head in use and of the one after this round;
-    #: None where none is in use.
-    before: float | None
-    after: float
-
-    @property
-    def gain(self) -> bool:
-        """Whether the head after this round is to be used."""
-        return is_gain(self.before, self.after)
 
 
 def is_gain(before: float | None, after: float) -> bool:
@@ -127,7 +109,7 @@ class OnlineTrainer:
         shape = head_config_for(target.config, kind="eagle3", draft_vocab=2, aux_layers=aux)
         self._aux_layers = shape.aux_layers
 
-    def round(self, texts: Sequence[Sample], seconds: float) -> Round:
+    def round(self, texts: Sequence[Sample], seconds: float) -> Learnt:
         """Learn from new texts and from those before, for at most about so many seconds.
 
         Raises DataError while there is nothing to learn from or nothing is held out.
@@ -144,8 +126,9 @@ class OnlineTrainer:
         steps = self._learn(head, data, begun + seconds)
         after = self._measure(head)
         tokens = len(data.completion_tokens())
-        self._settle(head, gain=is_gain(before, after))
-        return Round(tokens, steps, self._clock() - begun, before, after)
+        gain = is_gain(before, after)
+        self._settle(head, gain=gain)
+        return Learnt(tokens, steps, self._clock() - begun, before, after, gain)
 
     def _settle(self, head: Head, *, gain: bool) -> None:
         if gain:

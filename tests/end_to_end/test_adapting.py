@@ -14,7 +14,7 @@ import yaml
 
 from eagle_batch.engine.testing import byte_tokenizer, tiny_model
 from eagle_batch.job import adapting
-from eagle_batch.job.adapting import Learnt, Round, Text
+from eagle_batch.job.adapting import Round, Text
 from eagle_batch.job.driver import run_job
 from eagle_batch.job.heads import TrainingJob
 from eagle_batch.job.job import Job, JobResult, SizedPool
@@ -24,6 +24,7 @@ from eagle_batch.job.session import ray_session
 from eagle_batch.job.spec import WorkerSpec, build_real_engine
 from eagle_batch.job.verify import verify
 from eagle_batch.training import online
+from eagle_batch.training.learnt import Learnt
 from tests.job.fake_job import CrashError, InProcessPool, Watch, load_job
 
 ROWS = 48

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle_batch.job.adapting import WEIGHTS, Learnt, Round
+from eagle_batch.job.adapting import WEIGHTS, Round
 from eagle_batch.job.reports import Failure
+from eagle_batch.training.learnt import Learnt
 
 
 class FakeTrainer:

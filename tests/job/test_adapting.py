@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from eagle_batch.engine.request import EngineSpec
@@ -18,7 +19,6 @@ from eagle_batch.job.adapting import (
     MOST_TIMES,
     WEIGHTS,
     Adaptation,
-    Learnt,
     Round,
     Text,
     Texts,
@@ -32,6 +32,7 @@ from eagle_batch.job.tasks import NewHead
 from eagle_batch.job.verify import verify
 from eagle_batch.pipeline import Adapt
 from eagle_batch.pipeline.vllm import vllm_rules
+from eagle_batch.training.learnt import Learnt
 from tests.data.support import make_pipeline
 from tests.job.fake_engine import FakeEngine, build_fake
 from tests.job.fake_job import (
@@ -273,6 +274,21 @@ def run(path: Path, trainer: HeadTrainer, watch: Watch | None = None, **options:
     return run_job(job, make_pool, watch or Watch(), make_trainer=lambda _started: trainer)
 
 
+def heads_named(output: Path) -> list[str | None]:
+    """The column `head` of all rows, in the order of the input."""
+    found: list[str | None] = pq.read_table(output / "data", columns=["head"])["head"].to_pylist()
+    return found
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_name_the_head_that_drafted_when_they_were_finished(tmp_path: Path) -> None:
+    run(write_job(tmp_path, TOPICS, **ADAPT), FakeTrainer(tmp_path / "out"))
+    named = heads_named(tmp_path / "out")
+    own = f"{tmp_path}/out/head"
+    assert (named[0], named[-1]) == (None, own)
+    assert set(named) == {None, own}
+
+
 @pytest.mark.usefixtures("quick")
 def test_every_worker_drafts_with_each_better_head(tmp_path: Path) -> None:
     trainer, engines, watch = FakeTrainer(tmp_path / "out"), Engines(), Watch()
@@ -332,6 +348,7 @@ def test_a_resumed_job_begins_with_the_head_it_left(tmp_path: Path) -> None:
     run(write_job(tmp_path, TOPICS, **ADAPT), FakeTrainer(tmp_path / "out", ()), build=again)
     assert read_rows(tmp_path / "out") == expected_rows(TOPICS)
     assert again.built[0].heads[0] == "head of 1.5"
+    assert heads_named(tmp_path / "out")[-1] == f"{tmp_path}/out/head"
 
 
 @pytest.mark.usefixtures("quick")
@@ -359,6 +376,7 @@ def test_a_head_that_cannot_be_read_is_said_and_the_worker_goes_on(tmp_path: Pat
     run(write_job(tmp_path, TOPICS, **ADAPT), Vanishing(tmp_path / "out", (1.5,)), watch)
     assert read_rows(tmp_path / "out") == expected_rows(TOPICS)
     assert [line for line in watch.lines if "is not used: HeadError" in line]
+    assert set(heads_named(tmp_path / "out")) == {None}
 
 
 def test_without_adapt_no_text_leaves_a_worker(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import eagle_batch
 from eagle_batch.cli import main
 from eagle_batch.data.describe import check, describe
 from eagle_batch.errors import ConfigError, LedgerError
+from eagle_batch.job.ledger import read_identity
 from eagle_batch.job.openai_files import lines
 from eagle_batch.job.replay import replay
 from eagle_batch.job.status import read_status
@@ -127,7 +128,7 @@ def test_status_show_report_card_and_batch_files_read_every_form(
     assert any(text in page for text in table_of(folder)["two"].to_pylist())
     assert "prompt_too_long" in page
     assert f"data/*{ending}" in (folder / "out" / "README.md").read_text("utf-8")
-    found = list(lines(store))
+    found = list(lines(store, read_identity(store)))
     assert [line.file for line in found].count("output.jsonl") == 11
     assert describe(job.pipeline).first_key == f"data/part-00000{ending}"
     again = replay(job.pipeline)

@@ -173,9 +173,9 @@ def luminance(colour: str) -> float:
 
 async def look(report: Path, port: str) -> None:
     async with browser_tab(port) as tab:
-        await tab.open(report)
-        seconds = await tab.value("performance.getEntriesByType('navigation')[0].duration / 1000")
-        assert 0 < seconds < MOST_SECONDS
+        # The least of three: a busy machine may halt the browser for a while.
+        seconds = [await opening_s(tab, report) for _ in range(3)]
+        assert 0 < min(seconds) < MOST_SECONDS
         seen = [await on_screen(tab, width, dark=dark) for width, dark in SCREENS]
         assert tab.complaints == []
         assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
@@ -184,6 +184,13 @@ async def look(report: Path, port: str) -> None:
         assert (brightness(colour) < 64) == dark
         assert drawings == [True] * len(drawings)
         assert len(drawings) > 6
+
+
+async def opening_s(tab: Tab, report: Path) -> float:
+    """Return the seconds from asking for the page to the end of its loading."""
+    await tab.open(report)
+    found: float = await tab.value("performance.getEntriesByType('navigation')[0].duration / 1000")
+    return found
 
 
 async def on_screen(tab: Tab, width: int, *, dark: bool) -> tuple[int, str, list[bool]]:

@@ -14,9 +14,9 @@ from eagle_batch.models.checkpoints import load_head
 from eagle_batch.models.heads import Head
 from eagle_batch.training import online
 from eagle_batch.training.features import compute_chunk
+from eagle_batch.training.learnt import Learnt
 from eagle_batch.training.online import (
     OnlineTrainer,
-    Round,
     is_gain,
     next_vocabulary,
     vocabulary_size,
@@ -59,7 +59,7 @@ def test_rounds_learn_from_nothing_and_each_gain_can_be_exported(
     first = trainer.round(samples[:30], 60.0)
     second = trainer.round(samples[30:], 60.0)
     assert first.before is None
-    assert first.gain
+    assert first.used
     assert second.tokens > first.tokens
     # The held-out texts are others by now; the head in use is measured on them too.
     assert second.before is not None
@@ -77,7 +77,7 @@ def test_a_round_without_a_gain_is_undone_and_the_next_is_more_careful(
 ) -> None:
     monkeypatch.setattr(online, "PASSES", 12)
     trainer = OnlineTrainer(target)
-    assert trainer.round(samples[:40], 60.0).gain
+    assert trainer.round(samples[:40], 60.0).used
     used = {n: t.clone() for n, t in trainer._head.state_dict().items()}  # type: ignore[union-attr]
     rate = trainer._rate
 
@@ -86,7 +86,7 @@ def test_a_round_without_a_gain_is_undone_and_the_next_is_more_careful(
             head.get_parameter("norm").zero_()
 
     monkeypatch.setattr(trainer, "_step", wreck)
-    assert not trainer.round(samples[40:], 60.0).gain
+    assert not trainer.round(samples[40:], 60.0).used
     assert all(torch.equal(t, used[n]) for n, t in trainer._head.state_dict().items())  # type: ignore[union-attr]
     assert trainer._rate == rate / 2
 
@@ -116,9 +116,9 @@ def test_a_head_that_comes_with_the_job_is_improved(
     weak.bind(target.get_input_embeddings().weight, target.get_output_embeddings().weight)
     config = weak.config
     monkeypatch.setattr(online, "PASSES", 16)
-    found: Round = OnlineTrainer(target, weak).round(samples, 60.0)
+    found: Learnt = OnlineTrainer(target, weak).round(samples, 60.0)
     assert found.before is not None
-    assert found.gain
+    assert found.used
     assert weak.config == config
 
 
