@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from eagle_batch.pipeline import Workers
+from eagle_batch.report.progress import counted
 
 #: Ray's names of what a node has -> how much of it.
 Node = Mapping[str, float]
@@ -55,9 +56,11 @@ class Resources:
 
     def describe(self) -> str:
         """Return one line for people."""
-        many = f"{self.count} worker" + ("s" if self.count != 1 else "")
-        each = f"{self.gpus:g} GPU" if self.gpus else f"{self.threads or 'all'} CPU threads"
-        return f"{many} on {self.device}, each with {each}"
+        each = "all CPU threads" if self.threads is None else counted(self.threads, "CPU thread")
+        if self.gpus:
+            each = f"{self.gpus:g} GPU"
+        of = "with" if self.count == 1 else "each with"
+        return f"{counted(self.count, 'worker')} on {self.device}, {of} {each}"
 
     def describe_needs(self) -> str:
         """Return what one worker asks for, for people."""

@@ -8,8 +8,8 @@ from typing import Any
 from eagle_batch.report import plots
 from eagle_batch.report.output import Failures, OutputFacts
 from eagle_batch.report.over_time import adaptation, choices, gains, occupancy, throughput
-from eagle_batch.report.parts import Card, Column, Table, counted, svg
-from eagle_batch.report.progress import duration
+from eagle_batch.report.parts import Card, Column, Table, svg
+from eagle_batch.report.progress import counted, duration
 from eagle_batch.report.statistics import RowNote, RowStatistics
 from eagle_batch.report.stretches import stretches
 

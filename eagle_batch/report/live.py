@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from eagle_batch.report.progress import Snapshot, duration, percent
+from eagle_batch.report.progress import STARTING, Snapshot, duration, is_starting, percent
 
 #: Pictures a second.
 RATE = 4
@@ -79,6 +79,8 @@ def _lines(snapshot: Snapshot, remarks: int) -> Iterator[tuple[str, Text]]:
     yield "batch", Text(f"{batch}{snapshot.acceptance_length:.2f} tokens a target pass")
     workers = f"{snapshot.workers:,} ready, {duration(snapshot.elapsed_s)} elapsed"
     yield "workers", _with_failures(workers, remarks, "remarks" if remarks != 1 else "remark")
+    if is_starting(snapshot):
+        yield "", Text(STARTING, style="dim")
 
 
 def _with_failures(text: str, count: int, what: str) -> Text:

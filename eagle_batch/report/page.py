@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from eagle_batch.report.cards import make_cards
 from eagle_batch.report.output import Objects, OutputFacts, read_facts, read_failures
-from eagle_batch.report.parts import Card, counted
-from eagle_batch.report.progress import duration
+from eagle_batch.report.parts import Card
+from eagle_batch.report.progress import counted, duration
 from eagle_batch.report.statistics import RowStatistics, read_statistics
 
 REPORT = "report.html"

@@ -40,8 +40,3 @@ class Card:
 def svg(markup: str) -> Markup:
     """Return a drawing as markup that a template does not escape."""
     return Markup(markup)  # noqa: S704 - drawn by us; matplotlib escapes every label
-
-
-def counted(count: int, word: str) -> str:
-    """Return a number with its word, which has an "s" for more than one."""
-    return f"{count:,} {word}" + ("s" if count != 1 else "")

@@ -13,6 +13,8 @@ from rich.console import Console
 PLAIN_EVERY_S = 10.0
 #: Seconds between two JSON lines.
 JSON_EVERY_S = 2.0
+#: What is said before the first token.
+STARTING = "workers start and load the model"
 #: What a JSON line tells of a snapshot.
 NUMBERS = (
     "units",
@@ -156,13 +158,16 @@ class JsonView:
 
 def describe(snapshot: Snapshot) -> str:
     """Return one line on how far a job is; 100 % only when the last shard is committed."""
+    rows = f"{percent(snapshot)}% {snapshot.completed:,}/{snapshot.units:,} rows"
+    if is_starting(snapshot):
+        return f"{rows}, {STARTING}, {duration(snapshot.elapsed_s)} elapsed"
     parts = [
-        f"{percent(snapshot)}% {snapshot.completed:,}/{snapshot.units:,} rows",
+        rows,
         f"{snapshot.committed:,} committed",
         f"{snapshot.tokens_per_s:,.0f} tokens/s",
         f"{snapshot.acceptance_length:.2f} tokens/pass",
         f"{snapshot.occupancy:.0%} of slots",
-        f"{snapshot.workers} workers" if snapshot.workers != 1 else "1 worker",
+        counted(snapshot.workers, "worker"),
     ]
     if snapshot.quarantined:
         parts.append(f"{snapshot.quarantined:,} quarantined")
@@ -172,11 +177,21 @@ def describe(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
+def is_starting(snapshot: Snapshot) -> bool:
+    """Tell whether nothing is generated yet: numbers of speed would alarm, and mean nothing."""
+    return snapshot.tokens == 0 and snapshot.completed < snapshot.units
+
+
 def percent(snapshot: Snapshot) -> int:
     """Return the share that is done; 100 only when the last shard is committed."""
     if snapshot.committed >= snapshot.units:
         return 100
     return min(99, 100 * snapshot.completed // max(1, snapshot.units))
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its word, which has an "s" unless there is one."""
+    return f"{count:,} {word}" + ("s" if count != 1 else "")
 
 
 def duration(seconds: float) -> str:

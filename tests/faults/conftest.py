@@ -18,7 +18,7 @@ def ray_resources() -> Iterator[Resources]:
     """Room for two workers on the CPU."""
     said: list[str] = []
     with ray_session(Workers(count=2, gpus=0), 1, said.append) as resources:
-        assert said[-1] == "2 workers on cpu, each with 1 CPU threads"
+        assert said[-1] == "2 workers on cpu, each with 1 CPU thread"
         yield resources
 
 

@@ -172,4 +172,4 @@ def test_a_ray_that_was_imported_before_its_settings_still_starts_and_says_so() 
     assert done.returncode == 0, done.stderr
     warning, resources, answer = done.stdout.splitlines()
     assert "without tokens" in warning
-    assert (resources, answer) == ("1 worker on cpu, each with 1 CPU threads", "works")
+    assert (resources, answer) == ("1 worker on cpu, with 1 CPU thread", "works")

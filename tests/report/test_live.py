@@ -32,6 +32,12 @@ def test_every_number_is_there_on_80_columns() -> None:
     assert len(text.splitlines()) == 5
 
 
+def test_before_the_first_token_it_says_what_is_waited_for() -> None:
+    text = text_of(replace(Point(), completed=0, committed=0, tokens=0, workers=0))
+    assert "workers start and load the model" in text
+    assert "workers start" not in text_of(Point())
+
+
 def test_no_time_is_promised_before_one_is_known() -> None:
     assert "not known yet" in text_of(replace(Point(), eta_s=None, tokens=0, elapsed_s=0.0))
     assert "left" not in text_of(replace(Point(), completed=1000, committed=1000, eta_s=None))

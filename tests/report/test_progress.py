@@ -35,6 +35,14 @@ def test_a_line_says_how_far_and_how_fast() -> None:
     )
 
 
+def test_before_the_first_token_a_line_says_what_is_waited_for() -> None:
+    start = replace(Point(), completed=0, committed=0, workers=0, tokens=0, elapsed_s=21.0)
+    wanted = "0% 0/1,000 rows, workers start and load the model, 21s elapsed"
+    assert describe(start) == describe(replace(start, workers=1)) == wanted
+    # A resume that finds all of the work done generates nothing.
+    assert "start" not in describe(replace(start, completed=1000, committed=1000))
+
+
 def test_quarantined_rows_are_mentioned_when_there_are_any() -> None:
     assert "7 quarantined" in describe(replace(Point(), quarantined=7))
 

@@ -252,7 +252,7 @@ def test_three_nodes_write_what_this_machine_writes_by_itself(
     shell = Shell(raylets, tmp_path, "eagle_batch")
     done = shell.type("submit", pipeline)
     assert done.code == 0, done.text
-    assert "3 workers on cpu, each with 1 CPU threads" in done.text
+    assert "3 workers on cpu, each with 1 CPU thread" in done.text
     alone = tmp_path / "alone"
     here = eagle_batch(
         "submit", pipeline, "--output", alone, "--set", "workers.count=1", cwd=tmp_path
