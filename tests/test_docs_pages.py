@@ -33,6 +33,14 @@ def commands_typed() -> Iterator[tuple[str, str]]:
                     yield page, found[1]
 
 
+def commands_indented() -> Iterator[tuple[str, str]]:
+    """Yield (page, command line) of what stands between the lines as code, such as a benchmark."""
+    for page, text in TEXTS.items():
+        for line in text.replace("\\\n", " ").splitlines():
+            if line.startswith("    eagle-batch "):
+                yield page, line.strip()
+
+
 def commands_mentioned() -> Iterator[tuple[str, str]]:
     """Yield (page, command) of every mention in running text, old ones in the changelog aside."""
     for page, text in TEXTS.items():
@@ -59,7 +67,7 @@ def test_every_command_to_type_is_understood(page: str, line: str) -> None:
     command.make_context("eagle-batch", words)  # a wrong option or argument raises
 
 
-@pytest.mark.parametrize(("page", "mention"), sorted(set(commands_mentioned())))
+@pytest.mark.parametrize(("page", "mention"), sorted({*commands_mentioned(), *commands_indented()}))
 def test_every_command_mentioned_is_there_with_its_options(page: str, mention: str) -> None:
     command, words = find(mention.split())
     known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
@@ -69,6 +77,7 @@ def test_every_command_mentioned_is_there_with_its_options(page: str, mention: s
 def test_a_wrong_command_would_be_seen() -> None:
     assert len(set(commands_typed())) > 15
     assert len(set(commands_mentioned())) > 10
+    assert [page for page, _ in commands_indented()] == ["README.md"]
     with pytest.raises(AssertionError, match="no such command: sumbit"):
         find(["eagle-batch", "sumbit"])
     command, words = find(["eagle-batch", "submit", "x.yaml", "--sett", "a=1"])

@@ -18,6 +18,11 @@ class Death(BaseException):
     """Nothing catches it: neither `except Exception` nor a retry."""
 
 
+def at(verb: str, key: str) -> When:
+    """The moment of one operation on one object."""
+    return lambda number, done, where: (done, where) == (verb, key)
+
+
 class DyingStore(LocalStore):
     """Counts operations that change something; dies before or after one of them took effect."""
 

@@ -23,7 +23,8 @@ from eagle_batch.job.store import LocalStore, Store, open_store
 from eagle_batch.job.tasks import Lease, Share, Task
 from eagle_batch.job.verify import verify
 from eagle_batch.job.worker import Worker
-from tests.faults.dying import Death, DyingStore, When, bury
+from tests.faults import exact
+from tests.faults.dying import Death, DyingStore, When, at, bury
 from tests.job.fake_engine import LONG, build_fake
 from tests.job.fake_job import (
     CrashError,
@@ -31,7 +32,6 @@ from tests.job.fake_job import (
     Watch,
     expected_rows,
     load_job,
-    read_errors,
     read_rows,
     run_in_process,
     share_at_once,
@@ -41,7 +41,7 @@ from tests.job.support import QUICK
 
 ROWS, BAD = 24, 9
 TOPICS = [LONG if n == BAD else f"topic {'x' * (n % 5)}" for n in range(ROWS)]
-GOOD_ROWS = [row for row in expected_rows(TOPICS) if row["id"] != f"row{BAD}"]
+GOOD_ROWS = exact.good_rows(TOPICS)
 SHARED = "data/part-00000.parquet"
 #: Turns in which worker 0 is passed over, for one that it gets; it may stand still instead.
 SLOW = 7
@@ -83,14 +83,7 @@ def shares_in(job: Job) -> list[Path]:
 
 
 def assert_exact(job: Job) -> None:
-    output = job.pipeline.output.path
-    assert read_rows(output) == GOOD_ROWS
-    assert [(e["id"], e["sample"]) for e in read_errors(output)] == [
-        (f"row{BAD}", 0),
-        (f"row{BAD}", 1),
-    ]
-    report = verify(output)
-    assert report.ok, report.findings
+    exact.assert_exact(job.pipeline.output.path, TOPICS)
     assert shares_in(job) == []
 
 
@@ -107,10 +100,6 @@ def at_share(number: int) -> When:
 
 def at_operation(number: int) -> When:
     return lambda now, *_: now == number
-
-
-def at(verb: str, key: str) -> When:
-    return lambda number, done, where: (done, where) == (verb, key)
 
 
 @pytest.mark.parametrize("after", [False, True])
