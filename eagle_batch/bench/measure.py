@@ -6,12 +6,21 @@ a machine whose speed drifts slows all of them alike; ratios are what to read.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from eagle_batch.engine.build import Parts, assemble
 from eagle_batch.engine.request import EngineMetrics, EngineSpec, Request, SamplingParams, noise_key
+
+_NUMBER = "[1-9][0-9]*"
+_DRAFT = re.compile(
+    "(?P<bare>plain|auto|static)|ngram:(?P<alone>N)"
+    "|(?:chain:(?P<levels>N)|dynamic:(?P<depth>N),(?P<width>N),(?P<nodes>N))(?:[+](?P<branch>N))?".replace(
+        "N)", f"{_NUMBER})"
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,8 @@ class DraftShape:
     depth: int = 0
     width: int = 0
     nodes: int = 0
+    #: Nodes of an n-gram branch beside a chain or a dynamic tree.
+    branch: int = 0
 
     @property
     def name(self) -> str:
@@ -30,30 +41,32 @@ class DraftShape:
             return "plain"
         if self.tree in {"static", "auto"}:
             return self.tree
+        beside = f"+{self.branch}" if self.branch else ""
         if self.tree in {"chain", "ngram"}:
-            return f"{self.tree}:{self.depth}"
-        return f"{self.tree}:{self.depth},{self.width},{self.nodes}"
+            return f"{self.tree}:{self.depth}{beside}"
+        return f"{self.tree}:{self.depth},{self.width},{self.nodes}{beside}"
 
     @classmethod
     def parse(cls, text: str) -> DraftShape:
         """Read `plain`, `auto`, `static`, `chain:D`, `ngram:D` or `dynamic:DEPTH,WIDTH,NODES`.
 
-        Raises ValueError on anything else.
+        `+N` behind a chain or a dynamic tree is an n-gram branch of N nodes beside it. Raises
+        ValueError on anything else.
         """
-        tree, _, sizes = text.partition(":")
-        numbers = [int(size) for size in sizes.split(",") if size]
-        if tree == "plain" and not numbers:
-            return PLAIN
-        if tree in {"chain", "ngram"} and len(numbers) == 1 and numbers[0] > 0:
-            return cls(tree, numbers[0], 1, numbers[0])
-        if tree == "dynamic" and len(numbers) == 3 and min(numbers) > 0:
-            return cls("dynamic", *numbers)
-        if tree in {"static", "auto"} and not numbers:
-            return cls(tree)
-        raise ValueError(
-            f"{text!r} is none of plain, auto, static, chain:DEPTH, ngram:DEPTH, "
-            "dynamic:DEPTH,WIDTH,NODES"
-        )
+        found = _DRAFT.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"{text!r} is none of plain, auto, static, chain:DEPTH[+BRANCH], ngram:DEPTH, "
+                "dynamic:DEPTH,WIDTH,NODES[+BRANCH]"
+            )
+        if found["bare"]:
+            return PLAIN if found["bare"] == "plain" else cls(found["bare"])
+        branch = int(found["branch"] or 0)
+        if found["nodes"]:
+            depth, width, nodes = (int(found[name]) for name in ("depth", "width", "nodes"))
+            return cls("dynamic", depth, width, nodes, branch)
+        tree, levels = text.split(":", maxsplit=1)[0], int(found["alone"] or found["levels"])
+        return cls(tree, levels, 1, levels, branch)
 
     def applied(self, spec: EngineSpec, slots: int) -> EngineSpec:
         """Return a spec with this shape and so many slots."""
@@ -65,7 +78,7 @@ class DraftShape:
         if self.tree == "auto":
             # The pipeline's own sizes are the largest that are chosen from.
             return replace(spec, tree="dynamic", slots=slots, auto=True)
-        spec = replace(spec, tree=self.tree, slots=slots, branch=0, auto=False)
+        spec = replace(spec, tree=self.tree, slots=slots, branch=self.branch, auto=False)
         if self.tree == "static":
             return spec
         spec = replace(spec, depth=self.depth)

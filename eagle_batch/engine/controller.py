@@ -12,7 +12,7 @@ drafting does not pay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Row-rounds after which the first estimate of a shape is trusted.
 _TRIAL_ROW_ROUNDS = 32
@@ -40,7 +40,10 @@ _HOPELESS = 0.85
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """The draft of one round: levels, candidates of a node, drafted nodes; all 0 is plain."""
+    """The draft of one round: levels, candidates of a node, drafted nodes; all 0 is plain.
+
+    A branch may be deeper than the tree, and be there without one.
+    """
 
     depth: int
     width: int
@@ -49,9 +52,19 @@ class Shape:
     branch: int = 0
 
     @property
+    def reach(self) -> int:
+        """Most drafted tokens that a row can gain."""
+        return max(self.depth, self.branch)
+
+    @property
+    def tokens(self) -> int:
+        """Drafted tokens that are verified."""
+        return self.nodes + self.branch
+
+    @property
     def name(self) -> str:
         """Return the shape as the metrics name it."""
-        if self.depth == 0:
+        if self == PLAIN:
             return "plain"
         branch = f",+{self.branch}" if self.branch else ""
         return f"{self.depth},{self.width},{self.nodes}{branch}"
@@ -67,18 +80,21 @@ PassRatio = Callable[[int, int], float]
 Walk = Sequence[tuple[int, int]]
 
 
-def would_accept(shape: Shape, walk: Walk) -> int:
-    """Return how many nodes of a walk a smaller draft without a branch would have held."""
+def would_accept(shape: Shape, ran: Shape, walk: Walk) -> int:
+    """Return how many nodes of a walk down a draft that ran a smaller one would have held."""
     # A chain is the first child of the first child; how a tree ordered it does not matter.
-    most = shape.nodes if shape.width > 1 else max((order for order, _ in walk), default=0)
+    most = shape.nodes if shape.width > 1 else ran.nodes
     held = [rank < shape.width and order <= most for order, rank in walk[: shape.depth]]
-    return held.index(False) if False in held else len(held)
+    by_tree = held.index(False) if False in held else len(held)
+    # A walk that ends in the branch went along it all the way, be it through nodes of the tree.
+    along = bool(walk) and walk[-1][0] > ran.nodes
+    return max(by_tree, min(len(walk), shape.branch) if along else 0)
 
 
 def _lies_in(shape: Shape, ran: Shape) -> bool:
     """Whether a draft is, but for ties, a part of another that ran."""
     return (
-        not shape.branch
+        shape.branch <= ran.branch
         and shape.depth <= ran.depth
         and shape.width <= ran.width
         and shape.nodes <= ran.nodes
@@ -136,28 +152,26 @@ class _Cost:
 def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ...]:
     """Return the shapes to choose from, the given one being the largest; plain comes first.
 
-    branch: nodes of an n-gram branch, which is then a choice alone and beside two of the trees.
+    branch: nodes of an n-gram branch, which is then a choice alone and beside some of the trees.
     """
     chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
         Shape(d, width, n)
         for d, n in (
-            (2, 4),
+            (2, 3),
             (3, 5),
             (3, 2 * nodes // 3),
-            (depth, depth + 2),
             (depth, nodes // 2),
             (depth, 2 * nodes // 3),
             (depth, nodes),
         )
         if width > 1 and d <= depth and d < n <= nodes
     ]
-    shapes = [PLAIN, *chains, *trees]
-    if branch:
-        drawn = [shapes[-1], shapes[len(shapes) // 2]]
-        shapes.append(Shape(branch, 0, 0, branch))
-        shapes += [Shape(s.depth, s.width, s.nodes, min(branch, s.depth)) for s in drawn]
-    return tuple(dict.fromkeys(shapes))
+    # Where memory is the limit, about eight tokens are verified at the price of one.
+    beside = [PLAIN, *trees[:2], (trees or chains)[-1]]
+    lengths = [b for b in (branch // 2, branch) if b]
+    branches = [replace(shape, branch=b) for shape in beside for b in lengths]
+    return tuple(dict.fromkeys([PLAIN, *chains, *trees, *branches]))
 
 
 class Controller:
@@ -215,12 +229,13 @@ class Controller:
             if other == shape:
                 gain.add(1 + sum(map(len, walks)) / rows, rows)
             elif _lies_in(other, shape):
-                gain.add(1 + sum(would_accept(other, walk) for walk in walks) / rows, rows)
+                held = sum(would_accept(other, shape, walk) for walk in walks)
+                gain.add(1 + held / rows, rows)
         if shape.width:
-            hits = [bool(walk) for walk in walks]
-            self._first[shape.width > 1].add(sum(hits) / rows, rows)
+            firsts = [walk[0] for walk in walks if walk and walk[0][0] <= shape.nodes]
+            self._first[shape.width > 1].add(len(firsts) / rows, rows)
             if shape.width > 1:
-                chain_hits = [bool(walk) and walk[0][1] == 0 for walk in walks]
+                chain_hits = [rank == 0 for _, rank in firsts]
                 self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
@@ -263,10 +278,10 @@ class Controller:
         """
         drafts = sorted(
             (shape for shape in self._shapes if shape != PLAIN),
-            key=lambda s: (s.branch, -s.nodes, -s.depth, -s.width),
+            key=lambda s: (-s.tokens, -s.nodes, -s.depth, -s.width),
         )
         if drafts and self._pass_ratio(drafts[0], rows) > _DEAR:
-            drafts.sort(key=lambda s: (s.branch, s.nodes, s.depth, s.width))
+            drafts.sort(key=lambda s: (s.tokens, s.nodes, s.depth, s.width))
         return [PLAIN, *drafts]
 
     def _on_trial(self, shape: Shape, rows: int) -> bool:
@@ -277,7 +292,7 @@ class Controller:
         hoped = self._hoped(shape)
         # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
         if seen >= _TRIAL_ROUNDS:
-            hoped = min(hoped, self._expected(shape) + shape.depth / seen**0.5)
+            hoped = min(hoped, self._expected(shape) + shape.reach / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
         best = max(e.rate for e in self.estimates(rows))
         doubtful = not self._rounds[shape] and self._pass_ratio(shape, rows) > _COSTLY
@@ -289,7 +304,7 @@ class Controller:
         chance = _BEST_CHANCE
         if first.weight >= _TRIAL_ROUNDS and shape.width and not shape.branch:
             chance = min(chance, first.value + first.weight**-0.5)
-        return sum(chance**level for level in range(shape.depth + 1))
+        return sum(chance**level for level in range(shape.reach + 1))
 
     def _least_seconds(self, shape: Shape, rows: int) -> float:
         """Return what an untried shape costs at least: as much as any smaller one, and its pass."""
@@ -306,7 +321,7 @@ class Controller:
 
     def _pass_ratio(self, shape: Shape, rows: int) -> float:
         """Return how many plain passes the verification of a draft costs."""
-        return self._passes(rows * (1 + shape.nodes + shape.branch), rows)
+        return self._passes(rows * (1 + shape.tokens), rows)
 
     def _plan_probe(self, rows: int) -> None:
         """Now and then run a promising shape that is not in use: acceptance and costs drift."""

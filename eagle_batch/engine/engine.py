@@ -93,7 +93,7 @@ class Engine:
         self._eos_ids = torch.tensor(target.eos_token_ids, dtype=torch.int64, device=target.device)
         self._ends = EndRules(target.eos_token_ids, context, decode)
         self._clock = PhaseClock(target.device)
-        self._counters = Counters(slots, 0 if drafter is None else drafter.depth)
+        self._counters = Counters(slots, self._fixed.reach)
         self._adjustments = Adjustments(target, tokenizer, self._slots)
         self._starts = Starts(self.cache, drafter, context)
         self._prefill = Prefill(
@@ -157,7 +157,7 @@ class Engine:
         self.drafter = drafter
         self._aux_layers = drafter.aux_layers
         self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
-        self._counters.deepen(drafter.depth)
+        self._counters.deepen(self._fixed.reach)
         for row in self._slots.rows:
             row.followed = False
 

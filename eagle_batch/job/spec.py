@@ -10,7 +10,14 @@ from typing import Protocol
 
 from eagle_batch.data.plan import Plan
 from eagle_batch.data.weights import fetch_hub, fetch_url, node_lock
-from eagle_batch.engine.request import DEFAULT_SLOTS, Completion, EngineMetrics, EngineSpec, Request
+from eagle_batch.engine.request import (
+    DEFAULT_BRANCH,
+    DEFAULT_SLOTS,
+    Completion,
+    EngineMetrics,
+    EngineSpec,
+    Request,
+)
 from eagle_batch.errors import ModelError
 from eagle_batch.pipeline import Pipeline
 from eagle_batch.pipeline.fingerprint import COMMIT
@@ -149,10 +156,20 @@ def pipeline_engine_spec(pipeline: Pipeline, *, device: str, threads: int | None
         ngram=tree.head is None
         and tree.draft is None
         and tree.method in ({"auto", "ngram"} if pipeline.engine.kind == "own" else {"ngram"}),
-        branch=tree.ngram_branch,
+        branch=_branch(pipeline),
         draft=None if tree.draft is None else _resolved(tree.draft),
         adapt=tree.adapt is not None,
     )
+
+
+def _branch(pipeline: Pipeline) -> int:
+    """Return the nodes of an n-gram branch; where shapes are chosen, it is a choice by default."""
+    speculation = pipeline.speculation
+    if speculation.ngram_branch is not None:
+        return speculation.ngram_branch
+    beside = (speculation.head or speculation.draft) is not None
+    chosen = speculation.method == "auto" and pipeline.engine.kind == "own"
+    return DEFAULT_BRANCH if beside and chosen else 0
 
 
 def _gpus(pipeline: Pipeline, device: str) -> int:

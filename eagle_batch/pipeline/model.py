@@ -103,12 +103,13 @@ class Speculation(Section):
         le=1024,
         description="Drafted nodes for each row and round, the root excluded.",
     )
-    ngram_branch: int = Field(
-        default=0,
+    ngram_branch: int | None = Field(
+        default=None,
         ge=0,
         le=32,
-        description="Nodes of an n-gram branch beside the tree, which pays where texts repeat "
-        "their prompts or themselves; with auto it is one more choice. 0 drafts none.",
+        description="Nodes of an n-gram branch beside what a head or draft model drafts: what "
+        "followed the same tokens earlier in the row. With auto it is one more choice, of up to 8 "
+        "nodes unless said otherwise; else null and 0 draft none.",
     )
     adapt: Annotated[Adapt | None, BeforeValidator(_adapt_switch)] = Field(
         default=None,
@@ -139,18 +140,11 @@ class Speculation(Section):
             ),
             *self._draft_rules(),
             (
-                self.ngram_branch > self.depth,
-                (
-                    ("ngram_branch", "depth"),
-                    f"found {self.ngram_branch} and {self.depth}; expected no more than depth",
-                ),
-            ),
-            (
-                self.ngram_branch > 0 and (self.head or self.draft) is None,
+                bool(self.ngram_branch) and (self.head or self.draft) is None,
                 (("ngram_branch",), "found neither head nor draft model; set method: ngram"),
             ),
             (
-                self.ngram_branch > 0 and self.tree == "static",
+                bool(self.ngram_branch) and self.tree == "static",
                 (("ngram_branch", "tree"), "a static tree has no branch; set tree: dynamic"),
             ),
             (

@@ -32,10 +32,19 @@ WORKLOAD = Workload(weights=1000, weight_bytes=4000, peak_flops=1e9, peak_bytes_
 
 
 def test_shapes_are_read_back_from_their_names() -> None:
-    for text in ("plain", "auto", "static", "chain:3", "dynamic:4,3,8"):
+    for text in (
+        "plain",
+        "auto",
+        "static",
+        "chain:3",
+        "dynamic:4,3,8",
+        "chain:2+8",
+        "dynamic:2,3,5+1",
+    ):
         assert DraftShape.parse(text).name == text
-    for wrong in ("", "chain", "chain:0", "chain:1,2", "dynamic:1", "tree:2", "plain:1", "chain:x"):
-        with pytest.raises(ValueError, match=r"none of plain|invalid literal"):
+    named = ("", "chain", "tree:2", "plain:1", "auto+2")
+    for wrong in (*named, "chain:0", "chain:1,2", "dynamic:1", "chain:x", "ngram:3+1", "chain:2+0"):
+        with pytest.raises(ValueError, match="none of plain"):
             DraftShape.parse(wrong)
 
 
@@ -43,7 +52,7 @@ def test_every_shape_emits_the_same_tokens_and_the_ratio_is_against_plain() -> N
     target = tiny_target(vocab=len(byte_tokenizer()))
     parts = Parts(target, byte_tokenizer(), tiny_head(target))
     spec = EngineSpec(model="tiny", head="tiny", context=64)
-    shapes = [DraftShape.parse(text) for text in ("chain:2", "dynamic:2,3,5", "auto")]
+    shapes = [DraftShape.parse(text) for text in ("chain:2", "dynamic:2,3,5+4", "auto")]
     params = SamplingParams(temperature=0.8, max_tokens=8)
     found = measure(parts, spec, [[5, 6, 7]] * 3, params, shapes, repeat=2, batch=2)
     assert [m.shape for m in found] == [PLAIN, *shapes]

@@ -8,7 +8,14 @@ from functools import cache
 
 import pytest
 
-from eagle_batch.engine.controller import PLAIN, Controller, PassRatio, Shape, grid
+from eagle_batch.engine.controller import (
+    PLAIN,
+    Controller,
+    PassRatio,
+    Shape,
+    grid,
+    would_accept,
+)
 
 SHAPES = grid(4, 4, 12)
 Cost = Callable[[Shape, int], float]
@@ -172,3 +179,42 @@ def test_the_grid_holds_plain_and_the_given_shape_and_nothing_larger() -> None:
         assert len(set(shapes)) == len(shapes)
         assert all(s.depth <= depth and s.nodes <= max(nodes, depth) for s in shapes)
     assert Shape(4, 4, 12) in grid(4, 4, 12)
+
+
+def test_a_walk_down_tree_and_branch_tells_what_smaller_ones_would_have_gained() -> None:
+    """Nodes of a branch come behind those of the tree, and it begins at the root."""
+    ran = Shape(3, 4, 6, 5)
+    walk = [(1, 0), (3, 1), (8, 0), (9, 0)]
+    held = {
+        Shape(3, 4, 6, 2): 2,
+        Shape(0, 0, 0, 5): 4,
+        Shape(0, 0, 0, 3): 3,
+        Shape(1, 4, 2, 5): 4,
+        Shape(3, 4, 6): 2,
+        Shape(3, 1, 3): 1,
+        Shape(2, 4, 2): 1,
+    }
+    assert {shape: would_accept(shape, ran, walk) for shape in held} == held
+    # In the tree alone: whether a branch went the same way is not known.
+    assert would_accept(Shape(0, 0, 0, 5), ran, walk[:2]) == 0
+    assert would_accept(Shape(2, 4, 3, 5), ran, walk[:2]) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_branch_that_pays_is_found(rows: int) -> None:
+    """The head is right in one of four, a repeated text all along the branch in one of two."""
+    rng, shapes = random.Random(0), grid(4, 4, 12, 8)
+    controller = Controller(shapes)
+    tokens = seconds = 0.0
+    for _ in range(2000):
+        shape = controller.choose(rows)
+        walks = []
+        for _ in range(rows):
+            repeats = rng.random() < 0.5
+            along = [(shape.nodes + 2 + place, 0) for place in range(shape.branch)]
+            walks.append(along if repeats else taken(shape, draw(rng, 0.25)))
+        spent = 1.0 + 0.02 * rows * (1 + shape.tokens)
+        controller.observe(shape, walks, spent)
+        tokens, seconds = tokens + rows + sum(map(len, walks)), seconds + spent
+    branch = (1 + 0.5 * 8) / (1.0 + 0.02 * rows * 9)
+    assert tokens / seconds / rows > 0.93 * branch

@@ -97,7 +97,7 @@ def drafter(target: Target, kind: str, slots: int, branch: int) -> MergedDrafter
 def test_a_branch_leaves_no_trace_in_the_text(kind: str, auto: bool) -> None:
     target = tiny_target()
     requests = mixed_requests(target.shape.vocab, count=20)
-    merged = drafter(target, kind, 4, branch=3)
+    merged = drafter(target, kind, 4, branch=7)
     engine = Engine(
         target, merged, None, decode_ids, slots=4, context=CONTEXT, auto=auto, prefill_chunk=9
     )
@@ -124,7 +124,7 @@ def test_a_branch_adds_what_repeats_to_what_the_head_drafts() -> None:
 def test_the_grid_offers_the_branch_alone_and_beside_trees() -> None:
     shapes = grid(4, 4, 12, 3)
     assert shapes[0] == PLAIN
-    assert Shape(3, 0, 0, 3) in shapes
+    assert Shape(0, 0, 0, 3) in shapes
     assert Shape(4, 4, 12, 3) in shapes
     assert set(grid(4, 4, 12)) < set(shapes)
     assert Shape(4, 4, 12, 3).name == "4,4,12,+3"

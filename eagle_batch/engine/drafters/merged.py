@@ -25,7 +25,6 @@ class MergedDrafter:
     """Drafts with a model and with n-grams; either may be left out of a round."""
 
     def __init__(self, model: GrowingDrafter, ngram: NgramDrafter) -> None:
-        assert ngram.depth <= model.depth, "the branch may not be deeper than the tree"
         self.aux_layers = model.aux_layers
         self.nodes, self.depth, self.width = model.nodes, model.depth, model.width
         self.branch = ngram.depth
