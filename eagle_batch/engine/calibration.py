@@ -21,6 +21,8 @@ from eagle_batch.models.target import Target
 
 #: A size that takes longer than this is the last one that is measured.
 _PATIENCE_S = 0.25
+#: Passes of a size, the fastest of which counts.
+_TIMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,13 @@ def measure_passes(target: Target, cache: Cache, most_tokens: int) -> PassTable:
         tokens = -(-size // rows)
         if tokens > cache.shape.capacity // 2:
             break
-        seconds = min(_time_pass(target, cache, rows, tokens) for _ in range(3))
+        seconds = min(_time_pass(target, cache, rows, tokens) for _ in range(_TIMES))
         points.append((rows * tokens, seconds))
         if size >= most_tokens or points[-1][1] > _PATIENCE_S:
             break
-    # A larger pass is never cheaper: what says so is a disturbance.
-    rising = accumulate((seconds for _, seconds in points), max)
-    return PassTable([(size, least) for (size, _), least in zip(points, rising, strict=True)])
+    # A smaller pass is never dearer: what says so is a disturbance, which only ever slows.
+    least = list(accumulate((seconds for _, seconds in reversed(points)), min))
+    return PassTable([(size, s) for (size, _), s in zip(points, reversed(least), strict=True)])
 
 
 def _time_pass(target: Target, cache: Cache, rows: int, tokens: int, before: int = 0) -> float:
