@@ -7,7 +7,13 @@ from typing import Any
 
 from eagle_batch.bench.measure import DraftShape
 from eagle_batch.engine.build import Parts, assemble, load_parts
-from eagle_batch.engine.request import EngineSpec, Request, SamplingParams, noise_key
+from eagle_batch.engine.request import (
+    DEFAULT_BRANCH,
+    EngineSpec,
+    Request,
+    SamplingParams,
+    noise_key,
+)
 from tests.bench.sides.work import Run, Work, main
 
 
@@ -24,6 +30,7 @@ class Side:
             depth=4,
             width=4,
             nodes=12,
+            branch=DEFAULT_BRANCH,
             context=work.context,
         )
         self._work, self._shape, self._spec = work, shape, shape.applied(spec, 1)
