@@ -107,6 +107,10 @@ class Measurement:
         return self.tokens / self.seconds
 
 
+#: New tokens of each row of a warm-up.
+_WARM_TOKENS = 4
+
+
 @dataclass(slots=True)
 class _Tally:
     tokens: int = 0
@@ -128,6 +132,8 @@ def measure(  # noqa: PLR0913, PLR0917 - a workload and where it runs
     shapes = [PLAIN, *(shape for shape in shapes if shape != PLAIN)]
     tallies = {shape: _Tally() for shape in shapes}
     texts: dict[DraftShape, dict[str, tuple[int, ...]]] = {}
+    for shape in shapes:
+        _warm_up(parts, shape.applied(spec, batch), prompts[:batch], params)
     for turn in range(repeat):
         for shape in shapes:
             say(f"batch {batch}, {shape.name}, run {turn + 1} of {repeat}")
@@ -145,6 +151,15 @@ def measure(  # noqa: PLR0913, PLR0917 - a workload and where it runs
         )
         for shape in shapes
     ]
+
+
+def _warm_up(
+    parts: Parts, spec: EngineSpec, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> None:
+    """Let kernels be compiled and memory be allocated before the clock starts."""
+    few = replace(params, max_tokens=min(params.max_tokens, _WARM_TOKENS), min_tokens=0)
+    # What a controller would choose to run first says nothing of what it runs later.
+    _run(parts, replace(spec, auto=False), prompts, few, _Tally())
 
 
 def _run(
