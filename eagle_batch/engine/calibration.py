@@ -19,10 +19,10 @@ import torch
 from eagle_batch.models.cache import Cache, causal_visibility
 from eagle_batch.models.target import Target
 
-#: A size that takes longer than this is the last one that is measured.
-_PATIENCE_S = 0.25
-#: Passes of a size, the fastest of which counts.
-_TIMES = 5
+#: A size that takes longer than this, and than so many passes over one token, is the last one.
+_PATIENCE_S, _DEAR = 0.1, 3.0
+#: Passes of a size at least and at most, and the seconds after which they are enough.
+_LEAST_TIMES, _TIMES, _SIZE_S = 2, 6, 0.06
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,21 @@ def measure_passes(target: Target, cache: Cache, most_tokens: int) -> PassTable:
         tokens = -(-size // rows)
         if tokens > cache.shape.capacity // 2:
             break
-        seconds = min(_time_pass(target, cache, rows, tokens) for _ in range(_TIMES))
+        seconds = _least_seconds(target, cache, rows, tokens)
         points.append((rows * tokens, seconds))
-        if size >= most_tokens or points[-1][1] > _PATIENCE_S:
+        if size >= most_tokens or seconds > max(_PATIENCE_S, _DEAR * points[0][1]):
             break
     # A smaller pass is never dearer: what says so is a disturbance, which only ever slows.
     least = list(accumulate((seconds for _, seconds in reversed(points)), min))
     return PassTable([(size, s) for (size, _), s in zip(points, reversed(least), strict=True)])
+
+
+def _least_seconds(target: Target, cache: Cache, rows: int, tokens: int) -> float:
+    """Return what the fastest of some passes takes: of more where they are short."""
+    found: list[float] = []
+    while len(found) < _LEAST_TIMES or (len(found) < _TIMES and sum(found) < _SIZE_S):
+        found.append(_time_pass(target, cache, rows, tokens))
+    return min(found)
 
 
 def _time_pass(target: Target, cache: Cache, rows: int, tokens: int, before: int = 0) -> float:

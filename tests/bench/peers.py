@@ -31,7 +31,7 @@ from eagle_batch.data.describe import prepare
 from eagle_batch.demo import TARGETS
 from eagle_batch.pipeline import load_pipeline
 from eagle_batch.training.check import prompt_ids
-from tests.bench.sides.work import Work
+from tests.bench.sides.work import OPENVINO_MODEL, Work
 
 MODEL = "smollm2-135m-instruct"
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +149,7 @@ def interpreter(plan: Plan, peer: Peer) -> Path:
 
 def convert(plan: Plan, peer: Peer) -> None:
     """Convert the target for OpenVINO, with its own exporter."""
-    folder = Path(plan.work.scratch) / "openvino"
+    folder = Path(plan.work.scratch) / OPENVINO_MODEL
     if peer.name != "openvino" or folder.exists():
         return
     command = [str(plan.environments / peer.name / "bin" / "optimum-cli"), "export", "openvino"]

@@ -8,7 +8,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from tests.bench.sides.work import Run, Work, main
+from tests.bench.sides.work import OPENVINO_MODEL, Run, Work, main
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -40,7 +40,7 @@ class Side:
             "KV_CACHE_PRECISION": _PRECISIONS[self._work.dtype],
             "INFERENCE_NUM_THREADS": self._work.threads,
         }
-        folder = Path(self._work.scratch) / "openvino"
+        folder = Path(self._work.scratch) / OPENVINO_MODEL
         return openvino_genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
 
 

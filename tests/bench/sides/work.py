@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+#: Folder of the target as OpenVINO's exporter makes it, in the scratch folder.
+OPENVINO_MODEL = "openvino-model"
+
 
 @dataclass(frozen=True)
 class Work:
