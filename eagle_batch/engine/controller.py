@@ -48,7 +48,7 @@ class Shape:
     depth: int
     width: int
     nodes: int
-    #: Nodes of an n-gram branch beside the tree, no more than there are levels.
+    #: Nodes of an n-gram branch beside the tree.
     branch: int = 0
 
     @property
@@ -286,11 +286,15 @@ class Controller:
 
     def _on_trial(self, shape: Shape, rows: int) -> bool:
         """Whether a shape is still being tried: too little is known, and it may yet be the best."""
+        if shape == PLAIN:
+            # What it costs is what all else is measured by, and differs from size to size.
+            known = self._cost.get((PLAIN, _bucket(rows)))
+            return known is None or known.count < _TRIAL_ROUNDS - 1
         seen = self._gain[shape].weight
-        if self._rounds[shape] >= _TRIAL_ROUNDS and (shape == PLAIN or seen >= _TRIAL_ROW_ROUNDS):
+        if self._rounds[shape] >= _TRIAL_ROUNDS and seen >= _TRIAL_ROW_ROUNDS:
             return False
         hoped = self._hoped(shape)
-        # A round yields 1 to depth + 1 tokens: two standard errors of the mean at the most.
+        # A round yields 1 to reach + 1 tokens: two standard errors of the mean at the most.
         if seen >= _TRIAL_ROUNDS:
             hoped = min(hoped, self._expected(shape) + shape.reach / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)

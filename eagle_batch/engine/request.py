@@ -238,9 +238,8 @@ class EngineSpec:
     tensor_parallel: int = 1
 
     def with_head(self, name: str) -> EngineSpec:
-        """Return what drafts with this head; bare n-grams stay, as a branch of its tree."""
-        branch = self.depth if self.ngram else self.branch
-        return replace(self, head=name, ngram=False, branch=branch)
+        """Return what drafts with this head, with the branch that there is to be beside one."""
+        return replace(self, head=name, ngram=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +262,8 @@ class EngineMetrics:
     accepted_at: tuple[int, ...] = ()
     #: Sum over passes of the slots there are; with `row_passes` it gives the share in use.
     slot_passes: int = 0
-    #: Verification passes by the shape of their draft, "plain" or "depth,width,nodes".
+    #: Verification passes by the shape of their draft, "plain" or "depth,width,nodes", with
+    #: ",+nodes" where it had an n-gram branch.
     passes_by_shape: tuple[tuple[str, int], ...] = ()
     #: The same by "rows shape", rows being the highest of its kind: 1, 2, 4, 8, ...
     passes_by_rows: tuple[tuple[str, int], ...] = ()

@@ -167,9 +167,9 @@ def _branch(pipeline: Pipeline) -> int:
     speculation = pipeline.speculation
     if speculation.ngram_branch is not None:
         return speculation.ngram_branch
-    beside = (speculation.head or speculation.draft) is not None
+    beside = speculation.head or speculation.draft or speculation.adapt
     chosen = speculation.method == "auto" and pipeline.engine.kind == "own"
-    return DEFAULT_BRANCH if beside and chosen else 0
+    return DEFAULT_BRANCH if beside is not None and chosen else 0
 
 
 def _gpus(pipeline: Pipeline, device: str) -> int:

@@ -7,6 +7,7 @@ made of functions of several files. So each state of these files has a folder of
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,15 +32,30 @@ def compiled(**options: Any) -> Callable[[Any], Any]:
     """Return a decorator: `numba.njit` with these options, kept on disk where that is possible."""
 
     def decorate(function: Any) -> Any:
-        # Where it is kept is decided here; nobody else's functions are to go there.
-        before = _settings.CACHE_DIR
-        _settings.CACHE_DIR = str(Path(before or cache_folder() / "kernels") / _state())
+        before, kept = _settings.CACHE_DIR, _folder()
+        if kept is None:
+            # numba would keep it elsewhere, by the file of the function alone.
+            return numba.njit(**options)(function)
+        # Nobody else's functions are to go there.
+        _settings.CACHE_DIR = kept
         try:
             return numba.njit(cache=True, **options)(function)
         finally:
             _settings.CACHE_DIR = before
 
     return decorate
+
+
+@cache
+def _folder() -> str | None:
+    """Return where code is kept, None where nothing can be written."""
+    try:
+        folder = Path(_settings.CACHE_DIR or cache_folder() / "kernels") / _state()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except (OSError, RuntimeError):  # the latter where nobody knows a home
+        return None
 
 
 @cache

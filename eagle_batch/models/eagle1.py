@@ -36,4 +36,4 @@ class Eagle1Head(Head):
     def logits(self, out_BNH: Tensor) -> Tensor:
         """Apply the target's lm_head to predicted features."""
         assert self.lm_head_VH is not None, "bind() comes before logits()"
-        return F.linear(out_BNH, self.lm_head_VH)
+        return F.linear(out_BNH.to(self.lm_head_VH.dtype), self.lm_head_VH)

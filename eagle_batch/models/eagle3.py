@@ -65,7 +65,7 @@ class Eagle3Head(Head):
             out_BNH = rms_norm(out_BNH, self.norm, self.config.rms_eps)
         if self.lm_head is None:
             assert self.lm_head_VH is not None, "bind() comes before logits()"
-            logits_BNW = F.linear(out_BNH, self.lm_head_VH)
+            logits_BNW = F.linear(out_BNH.to(self.lm_head_VH.dtype), self.lm_head_VH)
         else:
             logits_BNW = self.lm_head(out_BNH)
         scale = self.config.logit_scale

@@ -38,7 +38,7 @@ class FusedLinear(nn.Module):
         self._product = FusedProduct(_narrow(linear.weight, shelf, linear.bias), team)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product, float32: what is done with it is left to kernels too."""
+        """Return the product, float32, which is what it was summed in."""
         return self._product.forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 

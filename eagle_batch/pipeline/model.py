@@ -140,8 +140,11 @@ class Speculation(Section):
             ),
             *self._draft_rules(),
             (
-                bool(self.ngram_branch) and (self.head or self.draft) is None,
-                (("ngram_branch",), "found neither head nor draft model; set method: ngram"),
+                bool(self.ngram_branch) and (self.head or self.draft or self.adapt) is None,
+                (
+                    ("ngram_branch",),
+                    "found neither head nor draft model; leave it out: n-grams draft alone then",
+                ),
             ),
             (
                 bool(self.ngram_branch) and self.tree == "static",

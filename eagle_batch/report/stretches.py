@@ -67,12 +67,15 @@ def by_use(passes: dict[str, int], most: int) -> list[str]:
 
 
 def shape_label(name: str) -> str:
-    """Return a shape in words, from "plain" or "depth,width,nodes"."""
-    sizes = name.split(",")
+    """Return a shape in words, from "plain" or "depth,width,nodes", with or without ",+branch"."""
+    drafted, _, branch = name.partition(",+")
+    beside = [f"branch of {branch}"] if branch else []
+    sizes = drafted.split(",")
     if len(sizes) != 3:
         return name
     depth, width, nodes = sizes
-    return f"chain of {depth}" if width == "1" else f"{nodes} nodes, depth {depth}"
+    tree = f"chain of {depth}" if width == "1" else f"{nodes} nodes, depth {depth}"
+    return ", ".join(beside if nodes == "0" else [tree, *beside])
 
 
 def _between(before: dict[str, Any], after: dict[str, Any]) -> Stretch:

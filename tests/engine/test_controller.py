@@ -218,3 +218,15 @@ def test_a_branch_that_pays_is_found(rows: int) -> None:
         tokens, seconds = tokens + rows + sum(map(len, walks)), seconds + spent
     branch = (1 + 0.5 * 8) / (1.0 + 0.02 * rows * 9)
     assert tokens / seconds / rows > 0.93 * branch
+
+
+@pytest.mark.parametrize("sizes", [(1, 32), (32, 16), (8, 4, 2)])
+def test_plain_decoding_is_known_at_every_number_of_rows(sizes: tuple[int, ...]) -> None:
+    """What it costs with some rows says nothing of what it costs with others."""
+    controller, rng = Controller(SHAPES, calibrated), random.Random(0)
+    for rows in sizes:
+        for _ in range(60):
+            shape = controller.choose(rows)
+            cost = compute_bound(shape, rows)
+            controller.observe(shape, finished(shape, rows, 0.3, rng), cost)
+        assert controller.best(rows) == PLAIN

@@ -139,7 +139,9 @@ class ScriptedController:
 
     def observe(self, shape: Shape, walks: Sequence[Walk], seconds: float) -> None:
         for walk in walks:
-            assert would_accept(shape, walk) == len(walk), "more was accepted than was drafted"
+            assert would_accept(shape, shape, walk) == len(walk), (
+                "more was accepted than was drafted"
+            )
         assert seconds > 0
         self._rounds += 1
 

@@ -152,7 +152,7 @@ def run(engine: ElasticEngine) -> dict[str, str]:
 
 
 def test_an_engine_that_is_rebuilt_drafts_with_the_head_that_came(tmp_path: Path) -> None:
-    """One that cannot be read is told and changes nothing; n-grams stay as a branch."""
+    """One that cannot be read is told and changes nothing; n-grams stay, as a branch."""
 
     class Full(FakeEngine):
         def step(self) -> list[Completion]:
@@ -167,7 +167,7 @@ def test_an_engine_that_is_rebuilt_drafts_with_the_head_that_came(tmp_path: Path
         return Full(spec)
 
     (tmp_path / "model.safetensors").write_text("head")
-    engine = ElasticEngine(build, EngineSpec("m", None, slots=4, depth=3, ngram=True, adapt=True))
+    engine = ElasticEngine(build, EngineSpec("m", None, slots=4, branch=3, ngram=True, adapt=True))
     engine.use_head(str(tmp_path))
     engine.use_head(str(tmp_path / "gone"))
     [notice] = engine.notices
@@ -175,4 +175,4 @@ def test_an_engine_that_is_rebuilt_drafts_with_the_head_that_came(tmp_path: Path
     engine.add(Request("a", (97,), SamplingParams()))
     engine.step()
     drafts = [(spec.head, spec.ngram, spec.branch) for spec in specs]
-    assert drafts == [(None, True, 0), (str(tmp_path), False, 3)]
+    assert drafts == [(None, True, 3), (str(tmp_path), False, 3)]

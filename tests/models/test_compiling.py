@@ -42,6 +42,24 @@ def test_another_state_of_the_files_has_another_folder(
     assert len(set(states)) == len(states)
 
 
+@pytest.mark.parametrize("home", ["file", "nowhere"])
+def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(
+        "EAGLE_BATCH_CACHE", str(tmp_path / "file") if home == "file" else "~nobody-of-that-name/x"
+    )
+    compiling._folder.cache_clear()
+    assert compiling._folder() is None
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert compiling.compiled(nogil=True)(double)(21) == 42
+    compiling._folder.cache_clear()
+
+
 _PROGRAM = """
 import numba
 from eagle_batch.models.compiling import compiled

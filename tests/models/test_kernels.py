@@ -342,6 +342,26 @@ def test_passes_in_one_give_the_same_with_kernels_and_without() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_fused_head_beside_a_target_in_bfloat16_reads_its_own_states(kind: str) -> None:
+    """They are float32, and the target's output matrix, which some heads share, is not."""
+    target = tiny_target()
+    head = tiny_head(target, kind).bfloat16()
+    head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
+    assert target.team is not None
+    fuse_head(head, target.team)
+    shape = CacheShape(1, 1, 16, head.config.kv_heads, head.config.head_dim)
+    cache = KeyValueCache(shape, dtype=torch.bfloat16, device=target.device)
+    tokens_BN = torch.tensor([[5]])
+    state = head.fuse(torch.randn(1, 1, head.config.feature_width).bfloat16())
+    for place in range(3):
+        at_BN = torch.tensor([[place]])
+        visible = causal_visibility(1, 1, target.device)
+        step = cache.step(0, at_BN, at_BN[:, 0], visible, at_BN, 16)
+        state = head(tokens_BN, state, at_BN, StepAttention(step, shape.head_dim**-0.5))
+        assert head.logits(state).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (3, 4), (2, 40)])
 @pytest.mark.parametrize(
     ("pairs", "bound"),

@@ -46,4 +46,6 @@ def test_many_points_become_few_stretches_that_lose_no_token() -> None:
 def test_shapes_are_named_in_words_and_ordered_by_use() -> None:
     names = [shape_label(name) for name in ("plain", "3,1,3", "4,4,12")]
     assert names == ["plain", "chain of 3", "12 nodes, depth 4"]
+    names = [shape_label(name) for name in ("0,0,0,+8", "2,1,2,+4", "4,4,12,+8")]
+    assert names == ["branch of 8", "chain of 2, branch of 4", "12 nodes, depth 4, branch of 8"]
     assert by_use({"a": 1, "plain": 2, "b": 9, "c": 0}, 6) == ["plain", "b", "a"]
