@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,16 +24,35 @@ from eagle_batch.pipeline.fingerprint import COMMIT
 from eagle_batch.pipeline.locations import DEMO_PREFIX, is_demo, is_hub_id, is_url
 
 
+class AddedToken(Protocol):
+    """A token that is found in a text before the text is cut into others."""
+
+    @property
+    def content(self) -> str:
+        """How it is written."""
+
+    @property
+    def special(self) -> bool:
+        """Whether texts are decoded without it."""
+
+
 class Tokenizer(Protocol):
     """The part of a tokenizer that a worker uses."""
 
     @property
     def all_special_ids(self) -> Sequence[int]:
-        """Token ids that no text has."""
+        """Ids of special tokens that have a name: the end, the padding."""
 
     @property
     def all_special_tokens(self) -> Sequence[str]:
         """How they are written in prompts, in the same order."""
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, AddedToken]:
+        """Added tokens by id, special ones without a name among them.
+
+        Raises NotImplementedError where the kind of tokenizer cannot tell.
+        """
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return the token ids of a text."""

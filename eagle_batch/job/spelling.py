@@ -7,9 +7,9 @@ goes on, so that a slot holds all of the prompt but the new turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from eagle_batch.job.spec import Tokenizer
+from eagle_batch.job.spec import AddedToken, Tokenizer
 from eagle_batch.stages.calls import Call, Record
 
 #: Stands where a text was cut inside a character.
@@ -21,12 +21,16 @@ class Speller:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(tokenizer.all_special_ids)
-        self._specials = tuple(tokenizer.all_special_tokens)
+        # Few have a name: of those that end a turn, often none or one.
+        added = {n: token for n, token in _added(tokenizer).items() if token.special}
+        self._special_ids = frozenset((*tokenizer.all_special_ids, *added))
+        named = tokenizer.all_special_tokens
+        self._specials = (*named, *(token.content for token in added.values()))
 
     def prompt_ids(self, call: Call, records: Sequence[Record]) -> tuple[int, ...]:
         """Return a prompt's tokens; `records` are what the row has generated before."""
-        for record in reversed(records):
+        latest_first = records[::-1]  # so that the latest of equals wins
+        for record in sorted(latest_first, key=_reach, reverse=True):
             ids = self._continued(call, record)
             if ids:
                 return ids
@@ -55,3 +59,18 @@ class Speller:
         if _CUT in done.text or self._special_ids & set(ids) or self.decode(ids) != done.text:
             return ()
         return (*done.prompt_ids, *ids, *self._tokenizer.encode(rest, add_special_tokens=False))
+
+
+def _added(tokenizer: Tokenizer) -> Mapping[int, AddedToken]:
+    try:
+        return tokenizer.added_tokens_decoder
+    except NotImplementedError:  # mistral-common's
+        return {}
+
+
+def _reach(record: Record) -> tuple[int, bool]:
+    """Order records by how much of a prompt they may hold; of equals, by what the output shows.
+
+    Candidates may have one text in different tokens.
+    """
+    return len(record.call.prompt) + len(record.completion.text), record.kept

@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eagle_batch.engine.request import Completion, EngineMetrics, EngineSpec, Request
 from eagle_batch.errors import ConfigError, HeadError, Reason, RequestError
+from eagle_batch.job.spec import AddedToken
 
 #: Prompts that contain one of these words do what it says.
 KILL, RAISE, HANG, LONG, OVERFLOW = "{kill}", "{raise}", "{hang}", "{long}", "{overflow}"
@@ -27,6 +28,7 @@ class FakeTokenizer:
 
     all_special_ids: Sequence[int] = ()
     all_special_tokens: Sequence[str] = ()
+    added_tokens_decoder: Mapping[int, AddedToken] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         return ([1] if add_special_tokens else []) + list(text.encode())

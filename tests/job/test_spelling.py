@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from eagle_batch.engine.request import Completion, SamplingParams
+from eagle_batch.engine.testing import byte_tokenizer
 from eagle_batch.job.spelling import Speller
 from eagle_batch.stages.calls import Call, Record
 
@@ -26,6 +28,9 @@ class Tokenizer:
 
     all_special_ids = tuple(SPECIAL.values())
     all_special_tokens = tuple(SPECIAL)
+    added_tokens_decoder: Mapping[int, AddedToken] = {
+        number: AddedToken(name, special=True) for name, number in SPECIAL.items()
+    }
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         ids = [BEGIN] if add_special_tokens else []
@@ -102,6 +107,62 @@ def test_raw_prompts_are_spelled_as_the_tokenizer_does() -> None:
     before = record("a", letters("ab"), "ab", special=True)
     spelled = Speller(Tokenizer()).prompt_ids(call("aab<end>", special=True), [before])
     assert spelled == (BEGIN, ord("a"), AB, END)
+
+
+@pytest.mark.parametrize(
+    ("ids", "end", "wanted"),
+    [
+        (["a", "b", "<eom>"], "<|im_end|>", ["a", "b", "<|im_end|>"]),
+        (["a", "b", "<turn>"], "<turn>", ["a", "b", "<turn>"]),
+        (["a", "b", "<|im_end|>"], "<turn>", ["a", "b", "<turn>"]),
+        (["a", "<eom>", "b"], "<|im_end|>", ["ab", "<|im_end|>"]),
+        (["a", "b", "<turn>", "<eom>"], "<turn>", ["ab", "<turn>"]),
+    ],
+    ids=["ends as no prompt does", "unnamed end", "ends by a name", "inside", "two of them"],
+)
+def test_special_tokens_without_a_name_are_known(
+    ids: list[str], end: str, wanted: list[str]
+) -> None:
+    """Tokenizers name one end of a text; models have more, and write them unasked."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in ("<eom>", "<turn>")])
+    tokenizer.add_tokens(["ab"])  # the tokenizer's spelling
+    made = tokenizer.convert_tokens_to_ids(ids)
+    assert not {"<eom>", "<turn>"} & set(tokenizer.all_special_tokens)
+    begin = tuple(tokenizer.encode("<|im_start|>", add_special_tokens=False))
+    done = Completion("x", tuple(made), "ab", "eos", 1, 1, 0, 0, prompt_ids=begin)
+    before = Record(call("<|im_start|>"), done, 0)
+    spelled = Speller(tokenizer).prompt_ids(call(f"<|im_start|>ab{end}"), [before])
+    assert spelled == (*begin, *tokenizer.convert_tokens_to_ids(wanted))
+
+
+def test_a_tokenizer_need_not_tell_what_was_added() -> None:
+    class Silent(Tokenizer):
+        @property
+        def added_tokens_decoder(self) -> Mapping[int, AddedToken]:  # type: ignore[override]
+            raise NotImplementedError
+
+    before = record("<user>", [*letters("ab"), END], "ab")
+    spelled = Speller(Silent()).prompt_ids(call("<user>ab<end>"), [before])
+    assert spelled == (USER, *letters("ab"), END)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_of_candidates_with_one_text_the_kept_one_is_gone_on_with(kept: int) -> None:
+    """The output shows its tokens."""
+    spellings = [letters("abc"), [AB, ord("c")], [KNOWN["abc"]]]
+    made = [record("<user>", [*ids, END], "abc") for ids in spellings]
+    made[kept] = made[kept].keep(1.0)
+    spelled = Speller(Tokenizer()).prompt_ids(call("<user>abc<end>"), made)
+    assert spelled == (USER, *spellings[kept], END)
+
+
+def test_a_longer_beginning_goes_before_a_kept_one() -> None:
+    """A judge may go on with a text of which it is not yet known whether it is kept."""
+    first = record("<user>", [*letters("ab"), END], "ab").keep(None)
+    second = record("<user>ab<end>", [*letters("ab"), END], "ab")
+    spelled = Speller(Tokenizer()).prompt_ids(call("<user>ab<end>ab<end>"), [first, second])
+    assert spelled == (*second.completion.prompt_ids, *letters("ab"), END)
 
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "ab", "abc", "\n", "<"]), max_size=6)
