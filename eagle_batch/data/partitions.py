@@ -1,7 +1,8 @@
 """Rows in folders by the values of columns, as Hive names them: `by/topic=stars/`.
 
 A folder stands for its columns, which its files lack. Values are written as Arrow prints them,
-in the percent-encoding of URLs; readers that know of Hive's folders decode it.
+in the percent-encoding of URLs, a dot at the end too; readers that know of Hive's folders decode
+it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def _problem(value: str | None, name: str) -> str:
 
 
 def _folder(column: str, value: str | None) -> str:
-    return f"{_quoted(column)}={NULL if value is None else _quoted(value)}"
+    name = f"{_quoted(column)}={NULL if value is None else _quoted(value)}"
+    # Azure and Windows refuse a folder whose name ends with a dot, or leave the dot out.
+    return f"{name[:-1]}%2E" if name.endswith(".") else name
 
 
 def _shown(value: str | None) -> str:

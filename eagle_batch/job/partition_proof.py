@@ -63,8 +63,11 @@ class PartitionProof:
                 yield from self._span(span, record)
             for part in () if record is None else record.parts:
                 listed.pop(part.key, None)
-        for key in records:
-            yield "foreign", key, f"the shards are not taken together so; {_AGAIN}"
+        for key, record in records.items():
+            stale = f"what it tells of in {PARTITIONS}/ is stale"
+            yield "foreign", key, f"the shards are not taken together so; {stale}; {_AGAIN}"
+            for part in record.parts:
+                listed.pop(part.key, None)
         for key in sorted(listed):
             yield "foreign", key, "this job did not write it"
 

@@ -96,10 +96,15 @@ def record_key(name: str) -> str:
     return f"{PARTITION_RECORDS}/{name}.json"
 
 
-def read_partition_records(store: Store) -> dict[str, Record]:
+def _no_lock() -> None:
+    """Tend nothing: who only reads holds no lock."""
+
+
+def read_partition_records(store: Store, tend: Callable[[], None] = _no_lock) -> dict[str, Record]:
     """Return the records of an output by their keys; raises LedgerError where one is damaged."""
     found = {}
     for key in sorted(store.list(PARTITION_RECORDS)):
+        tend()
         try:
             values = json.loads(store.get(key) or b"")
             parts = tuple(Part(**part) for part in values["parts"])
@@ -109,10 +114,11 @@ def read_partition_records(store: Store) -> dict[str, Record]:
     return found
 
 
-def rows_of(store: Store, form: Form, span: Span) -> pa.Table:
+def rows_of(store: Store, form: Form, span: Span, tend: Callable[[], None] = _no_lock) -> pa.Table:
     """Return the rows of some shards; raises LedgerError where they are not those committed."""
     tables = []
     for commit in span.commits:
+        tend()
         key = data_key(commit.key, form)
         found = find(store, form, key)
         if found is None or sha256(found.data) != commit.data_sha256:
@@ -137,18 +143,19 @@ class Partitioner:
         Raises ConfigError where a value cannot be the name of a folder, or where there are too many
         of them: before anything is put. LedgerError for objects that this job did not write.
         """
-        records = read_partition_records(self._store)
+        records = read_partition_records(self._store, tend)
         sizes = self._store.list(PARTITIONS)
         self._refuse_strangers(records, sizes)
-        done = {span.name for span in self._spans if self._is_done(span, records, sizes)}
-        left = [span for span in self._spans if span.name not in done]
+        spans_done = (span for span in self._spans if self._is_done(span, records, sizes))
+        done = {record_key(span.name) for span in spans_done}
+        left = [span for span in self._spans if record_key(span.name) not in done]
         if not left and len(done) == len(records):
             return
         say(f"writing partitions by {', '.join(self._columns)}")
-        self._check_values(left, [records[record_key(name)] for name in done], tend)
+        self._check_values(left, [records[key] for key in done], tend)
         for key, record in records.items():
-            if key not in map(record_key, done):
-                self._forget(key, record)
+            if key not in done:
+                self._forget(key, record, tend)
         for span in left:
             self._put(span, tend)
 
@@ -174,19 +181,18 @@ class Partitioner:
         names = {folder_of(part.key) for record in done for part in record.parts}
         for span in left:
             for commit in span.commits:
-                tend()
-                rows = rows_of(self._store, self._form, Span((commit,)))
+                rows = rows_of(self._store, self._form, Span((commit,)), tend)
                 names |= set(folders(rows, self._columns))
                 if len(names) > MOST_FOLDERS:
                     raise ConfigError(_too_many(names, self._columns, commit.key))
 
-    def _forget(self, key: str, record: Record) -> None:
-        for part in record.parts:
-            self._store.delete(part.key)
-        self._store.delete(key)
+    def _forget(self, key: str, record: Record, tend: Callable[[], None]) -> None:
+        for each in (*(part.key for part in record.parts), key):
+            tend()
+            self._store.delete(each)
 
     def _put(self, span: Span, tend: Callable[[], None]) -> None:
-        objects = dict(self._objects(span))
+        objects = dict(self._objects(span, tend))
         parts = [
             asdict(Part(key, rows, len(data), sha256(data)))
             for key, (rows, data) in objects.items()
@@ -197,9 +203,12 @@ class Partitioner:
             tend()
             self._put_new(key, data)
 
-    def _objects(self, span: Span) -> Iterator[tuple[str, tuple[int, bytes]]]:
-        rows = rows_of(self._store, self._form, span)
+    def _objects(
+        self, span: Span, tend: Callable[[], None]
+    ) -> Iterator[tuple[str, tuple[int, bytes]]]:
+        rows = rows_of(self._store, self._form, span, tend)
         for folder, table in partitions(rows, self._columns).items():
+            tend()
             key = f"{PARTITIONS}/{folder}/{span.name}{self._form.ending}"
             yield key, (table.num_rows, self._form.write(table))
 

@@ -36,6 +36,13 @@ def vllm_rules(
             (("speculation.draft",), "found a draft model; vllm drafts with a head or n-grams"),
         ),
         (
+            bool(draft.ngram_branch),
+            (
+                ("speculation.ngram_branch",),
+                f"found {draft.ngram_branch}; vllm has no n-gram branch; leave it out",
+            ),
+        ),
+        (
             gpus != together if together > 1 else gpus != "auto" and gpus > 1,
             (
                 ("engine.tensor_parallel", "workers.gpus"),

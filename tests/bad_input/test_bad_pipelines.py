@@ -165,6 +165,20 @@ def test_a_bad_value_names_file_key_and_what_was_expected(
     assert len(line) < 600
 
 
+@pytest.mark.parametrize("beside", ["head", "draft"])
+def test_vllm_is_asked_for_no_ngram_branch(tmp_path: Path, beside: str) -> None:
+    """Which our engine has; 0 asks for none."""
+    fields = {"speculation": {beside: "x", "ngram_branch": 4}}
+    load_pipeline(write_pipeline(tmp_path, fields))
+    path = write_pipeline(tmp_path, fields | {"engine": {"kind": "vllm"}})
+    with pytest.raises(ConfigError) as caught:
+        load_pipeline(path)
+    said = "speculation.ngram_branch: found 4; vllm has no n-gram branch; leave it out"
+    assert f"{path}: {said}" in caught.value.problems
+    fields = {"speculation": {"head": "x", "ngram_branch": 0}, "engine": {"kind": "vllm"}}
+    load_pipeline(write_pipeline(tmp_path, fields))
+
+
 @pytest.mark.parametrize(("text", "message"), BAD_TEXTS)
 def test_a_bad_file_is_named_with_the_line(tmp_path: Path, text: bytes, message: str) -> None:
     path = tmp_path / "bad.yaml"

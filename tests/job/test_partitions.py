@@ -24,15 +24,18 @@ from eagle_batch.cli import main
 from eagle_batch.errors import ConfigError, LedgerError
 from eagle_batch.job import partitions
 from eagle_batch.job.ledger import latest, read_records
-from eagle_batch.job.store import open_store
+from eagle_batch.job.lock import EXPIRY_S
+from eagle_batch.job.store import LocalStore, open_store
 from eagle_batch.job.verify import verify
 from eagle_batch.report.write import write_reports
 from tests.job.fake_job import Watch, load_job, run_in_process, write_job
-from tests.job.support import Dying
+from tests.job.support import QUICK, Dying
 from tests.job.test_formats import FORMS, OUTPUTS, table_of, write
 
 #: A span of one shard, and one that takes all of them.
 SPANS = pytest.mark.parametrize("bytes_of_a_span", [1, 1 << 30])
+#: Values that are dots in the end, or seem to be.
+DOTS = [".", "..", "...", "a.", "a..", "a", "a%2E", "a.%2E", "1.", ".a", "a. ", "%"]
 ODD = ["a", "", "x/y", "é\0 😀", "1", None, "a=b", "%41", ".", "..", "a b+c:d&?*", "שלום"]
 
 
@@ -100,6 +103,20 @@ def test_the_partitions_hold_the_rows_of_data_whatever_the_values(
     report = verify(str(tmp_path / "out"))
     assert report.ok, report.findings
     assert report.partitions == "by/: 24 rows in 12 partitions, 12 objects"
+
+
+def test_no_folder_ends_with_a_dot_and_values_that_do_read_back(tmp_path: Path) -> None:
+    run_in_process(load_job(job_by(tmp_path, ["topic"], DOTS)))
+    assert len(folders(tmp_path)) == len(DOTS)
+    assert [name for name in folders(tmp_path) if name.endswith(".")] == []
+    assert {"topic=%2E", "topic=.%2E", "topic=a%2E"} < {*folders(tmp_path)}
+    assert read_back(tmp_path, ["topic"]).equals(table_of(tmp_path))
+    report = verify(str(tmp_path / "out"))
+    assert report.ok, report.findings
+    sql = "select distinct topic from read_parquet('{}', hive_partitioning=true)"
+    found = duckdb.connect().execute(sql.format(where := f"{tmp_path}/out/by/*/*.parquet"))
+    assert {row[0] for row in found.fetchall()} == {*DOTS}
+    assert {*pl.scan_parquet(where, hive_partitioning=True).collect()["topic"]} == {*DOTS}
 
 
 def test_rows_of_one_value_follow_each_other_as_in_the_input(tmp_path: Path) -> None:
@@ -211,6 +228,75 @@ def test_a_death_at_any_put_leaves_what_a_resume_makes_the_same(
         puts += 1
     assert puts == len(wanted) == (3 if bytes_of_a_span == 1 else 1) * 7
     assert contents(tmp_path) == wanted
+
+
+class Slow(LocalStore):
+    """A store whose every request takes a good part of the time after which the lock is lost."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root, QUICK, lambda s: None)
+        self.now = self.tended = 0.0
+
+    def tend(self) -> None:
+        assert self.now - self.tended < EXPIRY_S
+        self.tended = self.now
+
+    def get(self, key: str) -> bytes | None:
+        self.now += 50.0
+        return super().get(key)
+
+    def list(self, prefix: str) -> dict[str, int]:
+        self.now += 50.0
+        return super().list(prefix)
+
+    def delete(self, key: str) -> None:
+        self.now += 50.0
+        super().delete(key)
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        self.now += 50.0
+        return super().put_new(key, data)
+
+
+@SPANS
+def test_the_lock_is_tended_all_the_while_on_a_slow_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_span: int
+) -> None:
+    """Old partitions, of a shard each, are read, deleted, and made by another column."""
+    monkeypatch.setattr(partitions, "SPAN_BYTES", 1)
+    path = job_by(tmp_path, "id", ["a", "b"] * 6)
+    run_in_process(load_job(path))
+    monkeypatch.setattr(partitions, "SPAN_BYTES", bytes_of_a_span)
+    slow = Slow(str(tmp_path / "out"))
+    output = load_job(path, "output.partition_by=[topic]").pipeline.output
+    commits = [*latest(read_records(slow)).values()]
+    slow.tended = slow.now
+    partitions.Partitioner(slow, output, commits).write(slow.tend, Watch().say)
+    slow.tend()
+    assert read_back(tmp_path, ["topic"]).equals(table_of(tmp_path))
+    assert verify(str(tmp_path / "out")).ok
+
+
+def test_objects_of_shards_that_were_taken_together_otherwise_are_ours_and_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "SPAN_BYTES", 1)
+    path = job_by(tmp_path, "topic", ["a", "b"] * 6)
+    run_in_process(load_job(path))
+    (tmp_path / "out/by/topic=a/part-00009.parquet").write_bytes(b"mine")
+    monkeypatch.setattr(partitions, "SPAN_BYTES", 1 << 30)
+    found = {
+        each.where: (each.kind, each.message) for each in verify(str(tmp_path / "out")).findings
+    }
+    records = [f"_job/partitions/part-0000{n}.json" for n in range(3)]
+    stranger = "by/topic=a/part-00009.parquet"
+    assert list(found) == [*records, stranger]
+    assert [found[each][0] for each in records] == ["mismatch", "foreign", "foreign"]
+    assert "so; what it tells of in by/ is stale; run the job again" in found[records[1]][1]
+    assert found[stranger] == ("foreign", "this job did not write it")
+    (tmp_path / "out" / stranger).unlink()
+    run_in_process(load_job(path))
+    assert verify(str(tmp_path / "out")).ok
 
 
 def test_a_complete_output_gets_partitions_others_and_none(tmp_path: Path) -> None:
