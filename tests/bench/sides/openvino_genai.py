@@ -27,7 +27,9 @@ class Side:
         config.max_new_tokens, config.do_sample = tokens, False
         config.apply_chat_template = False
         inputs = [openvino.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
-        results = pipeline.generate(inputs, [config] * len(inputs))
+        # One alone is given alone: the limit of the scheduler lets more than one row run.
+        groups = [[each] for each in inputs] if batch == 1 else [inputs]
+        results = [r for group in groups for r in pipeline.generate(group, [config] * len(group))]
         return Run([list(result.m_generation_ids[0]) for result in results])
 
     def _pipeline(self, batch: int) -> openvino_genai.ContinuousBatchingPipeline:
