@@ -83,7 +83,8 @@ def test_heads_that_come_and_go_leave_no_trace_in_the_text(tmp_path: Path, ngram
         26: saved_head(tmp_path / "d", target, draft_vocab=12, seed=3),
     }
     first = None if ngram else tiny_head(target, draft_vocab=19, seed=4)
-    spec = replace(SPEC, ngram=ngram, head=None if ngram else "first")
+    branch = 4 if ngram else 0
+    spec = replace(SPEC, ngram=ngram, branch=branch, head=None if ngram else "first")
     engine = assemble(Parts(target, byte_tokenizer(), first), spec)
     requests = mixed_requests(target.shape.vocab, count=16)
     done = run(engine, requests, heads)

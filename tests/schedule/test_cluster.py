@@ -297,7 +297,9 @@ def submit(folder: Path, api: Cluster, *, slow: bool = False) -> Submission:
 def test_a_wrong_token_and_a_wrong_pipeline_are_refused_by_the_real_head_and_command(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    # A Ray that this process started has left its own.
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="the cluster refuses the token"):
         Cluster(head.address)
     monkeypatch.setenv("RAY_AUTH_TOKEN", head.token)

@@ -92,7 +92,7 @@ def test_rows_before_the_first_one_are_left_out_and_change_nothing() -> None:
             part = list(unroll(head, tokens, features, STEPS, first))
             assert len(part) == STEPS
             for step, out in enumerate(part):
-                torch.testing.assert_close(out, whole[step][:, first:], rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(out, whole[step][:, first:], rtol=5e-5, atol=5e-5)
 
 
 def test_no_position_that_counts_is_before_the_first_row() -> None:
