@@ -145,7 +145,7 @@ def assemble(parts: Parts, spec: EngineSpec) -> Engine:
             parts.draft,
             target_vocab=parts.target.shape.vocab,
             slots=spec.slots,
-            capacity=context + max(spec.depth, spec.branch) + 2,
+            capacity=context + spec.reach + 2,
             **_sizes(spec),
         )
     elif spec.ngram:
@@ -252,7 +252,7 @@ def _build_drafter(spec: EngineSpec, head: Head, context: int) -> Drafter:
     if spec.tree == "static":
         paths = spec.paths or DEFAULT_PATHS
         return StaticEagleDrafter(head, paths, slots=spec.slots, capacity=context + 2, late=late)
-    capacity = context + max(spec.depth, spec.branch) + 2
+    capacity = context + spec.reach + 2
     return EagleDrafter(head, slots=spec.slots, capacity=capacity, late=late, **_sizes(spec))
 
 

@@ -100,23 +100,31 @@ class Prefill:
             if group.chunk is not None:
                 aux_layers = () if group.drafter is None else group.drafter.aux_layers
                 outputs = self._target.forward_together(group.chunk.passes, aux_layers)
-                self._take_in(group, group.chunk, outputs)
+                logits_B1V = self._target.logits(self.last_hidden(group, outputs))
+                self._take_in(group, outputs, logits_B1V)
             group.chunk = self._next_chunk(group, offset, min(self._chunk, group.longest - offset))
         return group
 
     def last_hidden(self, group: Group, outputs: Sequence[TargetOutput]) -> Tensor:
-        """Return what a group's last passes gave where its prompts end, `[B, 1, H]`."""
+        """Keep what the passes of a group's chunk gave where prompts end in it.
+
+        Returns what is known of the ends of all its prompts, `[B, 1, H]`.
+        """
         assert group.chunk is not None
         hidden_BNH = group.chunk.spread([output.hidden_BNH for output in outputs])
-        return _at(hidden_BNH, _last_places(group, group.chunk))
+        last_B, ends_B = _ends(group, group.chunk)
+        B, N, H = hidden_BNH.shape
+        place_B1H = last_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H)
+        hidden_BH = hidden_BNH.gather(1, place_B1H)[:, 0]
+        group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_BH, group.hidden_BH))
+        return group.hidden_BH[:, None]
 
     def end(self, group: Group, outputs: Sequence[TargetOutput], logits_B1V: Tensor) -> Begun:
         """Take in what a group's last passes gave; return the first tokens.
 
         logits_B1V: the target's logits of `last_hidden`.
         """
-        assert group.chunk is not None
-        self._take_in(group, group.chunk, outputs, logits_B1V)
+        self._take_in(group, outputs, logits_B1V)
         for slot, row in enumerate(group.rows, start=group.first_slot):
             self._starts.begun(slot, row, row.length)
             self.cached_tokens += row.length
@@ -124,7 +132,6 @@ class Prefill:
             self.prompt_tokens += row.length
         logprobs = None
         if group.params.logprobs is not None:
-            logits_B1V = self._target.logits(group.hidden_BH[:, None])
             logprobs = place_logprobs(logits_B1V, group.tokens_B[:, None], group.params.logprobs)
         return Begun(group.tokens_B, group.status_B, logprobs)
 
@@ -150,22 +157,14 @@ class Prefill:
         step = self._cache.step(slot, positions_BN, base_B, visible, positions_BN, extent)
         return Pass(_padded(prompts, bases, width, device), positions_BN, step)
 
-    def _take_in(
-        self,
-        group: Group,
-        chunk: _Chunk,
-        outputs: Sequence[TargetOutput],
-        logits_B1V: Tensor | None = None,
-    ) -> None:
-        """Choose for the prompts that end in a chunk; let the drafter follow all of it."""
+    def _take_in(self, group: Group, outputs: Sequence[TargetOutput], logits_B1V: Tensor) -> None:
+        """Choose for the prompts that end in a group's chunk; let the drafter follow all of it."""
+        chunk = group.chunk
+        assert chunk is not None
         width, device = chunk.width, self._target.device
         base_B = torch.tensor(chunk.bases, device=device)
-        last_B = _last_places(group, chunk)
-        ends_B = (last_B >= 0) & (last_B < width)
-        hidden_B1H = _at(chunk.spread([output.hidden_BNH for output in outputs]), last_B)
-        if logits_B1V is None:
-            logits_B1V = self._target.logits(hidden_B1H)
-        self._first_tokens(group, hidden_B1H, logits_B1V, ends_B)
+        last_B, ends_B = _ends(group, chunk)
+        self._first_tokens(group, logits_B1V, ends_B)
         if group.drafter is not None:
             features_BNF = chunk.spread([output.features_BNF for output in outputs])
             tokens_B = _padded(group.prompts, chunk.bases, 1, device)[:, 0]
@@ -183,9 +182,7 @@ class Prefill:
             )
             group.drafter.extend(chain, features_BNF, next_BN)
 
-    def _first_tokens(
-        self, group: Group, hidden_B1H: Tensor, logits_B1V: Tensor, ends_B: Tensor
-    ) -> None:
+    def _first_tokens(self, group: Group, logits_B1V: Tensor, ends_B: Tensor) -> None:
         processed = self._adjustments.adjust(logits_B1V, group.first_slot, None, group.params)
         first_B1 = torch.zeros_like(group.tokens_B)[:, None]
         chosen_B1 = choose(processed, first_B1, group.params, self._eos_ids)
@@ -195,7 +192,6 @@ class Prefill:
         )
         group.tokens_B.copy_(torch.where(ends_B, chosen_B1[:, 0], group.tokens_B))
         group.status_B.copy_(torch.where(ends_B, status_B1, group.status_B))
-        group.hidden_BH.copy_(torch.where(ends_B[:, None], hidden_B1H[:, 0], group.hidden_BH))
 
 
 class _Candidates:
@@ -321,17 +317,12 @@ class Group:
         return max(len(p) - s for p, s in zip(self.prompts, self.starts, strict=True))
 
 
-def _last_places(group: Group, chunk: _Chunk) -> Tensor:
-    """Return where each prompt's last token is from a chunk's start on; it may lie outside."""
+def _ends(group: Group, chunk: _Chunk) -> tuple[Tensor, Tensor]:
+    """Return where each prompt's last token is from a chunk's start on, and whether in it."""
     pairs = zip(group.prompts, chunk.bases, strict=True)
     lasts = [len(prompt) - 1 - base for prompt, base in pairs]
-    return torch.tensor(lasts, device=group.tokens_B.device)
-
-
-def _at(hidden_BNH: Tensor, place_B: Tensor) -> Tensor:
-    """Return one place of each row, `[B, 1, H]`; the nearest where it lies outside."""
-    B, N, H = hidden_BNH.shape
-    return hidden_BNH.gather(1, place_B.clamp(0, N - 1)[:, None, None].expand(B, 1, H))
+    last_B = torch.tensor(lasts, device=group.tokens_B.device)
+    return last_B, (last_B >= 0) & (last_B < chunk.width)
 
 
 def _padded(

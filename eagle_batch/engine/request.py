@@ -237,6 +237,11 @@ class EngineSpec:
     #: GPUs that hold the target together; vllm only.
     tensor_parallel: int = 1
 
+    @property
+    def reach(self) -> int:
+        """Most drafted tokens that a row can gain in a round."""
+        return max(self.depth, self.branch)
+
     def with_head(self, name: str) -> EngineSpec:
         """Return what drafts with this head, with the branch that there is to be beside one."""
         return replace(self, head=name, ngram=False)

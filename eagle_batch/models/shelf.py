@@ -25,7 +25,7 @@ class Shelf:
 
     def put(self, weight: Tensor) -> Tensor:
         """Return a contiguous copy of a weight on the CPU that lies on the shelf."""
-        size = weight.numel() * weight.element_size()
+        size = weight.nbytes
         if self._used + size > len(self._piece):
             memory = np.empty(max(_PIECE, size + _LINE), np.uint8)
             self._piece = torch.from_numpy(memory)
