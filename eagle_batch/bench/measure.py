@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from eagle_batch.engine.build import Parts, assemble
 from eagle_batch.engine.request import EngineMetrics, EngineSpec, Request, SamplingParams, noise_key
 
-_NUMBER = "[1-9][0-9]*"
+_N = "[1-9][0-9]*"
 _DRAFT = re.compile(
-    "(?P<bare>plain|auto|static)|ngram:(?P<alone>N)"
-    "|(?:chain:(?P<levels>N)|dynamic:(?P<depth>N),(?P<width>N),(?P<nodes>N))(?:[+](?P<branch>N))?".replace(
-        "N)", f"{_NUMBER})"
-    )
+    rf"(?P<bare>plain|auto|static)|ngram:(?P<alone>{_N})"
+    rf"|(chain:(?P<levels>{_N})|dynamic:(?P<depth>{_N}),(?P<width>{_N}),(?P<nodes>{_N}))"
+    rf"(\+(?P<branch>{_N}))?"
 )
 
 

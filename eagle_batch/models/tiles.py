@@ -108,50 +108,52 @@ class _Emitter:
 
         ahead: rows that are needed next. There are more than the hardware follows by itself.
         """
-        builder = self._builder
-        before = builder.block
-        body, after = builder.append_basic_block("inputs"), builder.append_basic_block("sums")
-        builder.branch(body)
-        builder.position_at_end(body)
-        k = builder.phi(_I64)
-        sums = [builder.phi(_FLOATS) for _ in range(len(weights) * len(activations))]
-        self._prefetch(ahead, k)
-        found = self._step(weights, activations, k, sums)
-        following = builder.add(k, _I64(self.width))
-        k.add_incoming(_I64(0), before)
-        k.add_incoming(following, body)
-        for each, value in zip(sums, found, strict=True):
-            each.add_incoming(_FLOATS([0.0] * LANES), before)
-            each.add_incoming(value, body)
-        builder.cbranch(builder.icmp_signed("<", following, inputs), body, after)
-        builder.position_at_end(after)
-        return found
+
+        def turn(places, sums):
+            (k,) = places
+            self._prefetch(ahead, k)
+            return self._step(weights, activations, k, sums)
+
+        many = len(weights) * len(activations)
+        return self._loop(many, inputs, [(_I64(0), _I64(self.width))], turn)
 
     def blend(self, vectors, values, step, count, weights):
         """Run over the rows of values; return their weighted sums, row by row."""
+
+        def turn(places, sums):
+            t, value = places
+            size = _I64(self._size * LANES)
+            loaded = [self._weight(value, self._builder.mul(size, _I64(v))) for v in range(vectors)]
+            factors = [self._spread(row, t) for row in weights]
+            return [
+                self._multiply_add(loaded[i % vectors], factors[i // vectors], each)
+                for i, each in enumerate(sums)
+            ]
+
+        counters = [(_I64(0), _I64(1)), (values, step)]
+        return self._loop(vectors * len(weights), count, counters, turn)
+
+    def _loop(self, many, stop, counters, turn):
+        """Add up so many sums, turn by turn, until the first counter is not below the stop.
+
+        counters: start and step of each. turn: counters and sums -> the sums after it.
+        """
         builder = self._builder
         before = builder.block
-        body, after = builder.append_basic_block("values"), builder.append_basic_block("sums")
+        body, after = builder.append_basic_block("turn"), builder.append_basic_block("sums")
         builder.branch(body)
         builder.position_at_end(body)
-        t, value = builder.phi(_I64), builder.phi(_I64)
-        sums = [builder.phi(_FLOATS) for _ in range(vectors * len(weights))]
-        size = _I64(self._size * LANES)
-        loaded = [self._weight(value, builder.mul(size, _I64(v))) for v in range(vectors)]
-        factors = [self._spread(row, t) for row in weights]
-        found = [
-            self._multiply_add(loaded[i % vectors], factors[i // vectors], each)
-            for i, each in enumerate(sums)
+        places = [builder.phi(_I64) for _ in counters]
+        sums = [builder.phi(_FLOATS) for _ in range(many)]
+        found = turn(places, sums)
+        following = [
+            builder.add(place, step) for place, (_, step) in zip(places, counters, strict=True)
         ]
-        following, further = builder.add(t, _I64(1)), builder.add(value, step)
-        for each, start, end in [
-            (t, _I64(0), following),
-            (value, values, further),
-            *((each, _FLOATS([0.0] * LANES), end) for each, end in zip(sums, found, strict=True)),
-        ]:
+        starts = [*(start for start, _ in counters), *[_FLOATS([0.0] * LANES)] * many]
+        for each, start, end in zip(places + sums, starts, following + found, strict=True):
             each.add_incoming(start, before)
             each.add_incoming(end, body)
-        builder.cbranch(builder.icmp_signed("<", following, count), body, after)
+        builder.cbranch(builder.icmp_signed("<", following[0], stop), body, after)
         builder.position_at_end(after)
         return found
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -31,14 +31,26 @@ class Outcome:
 
 def eagle_batch(*arguments: str | Path, cwd: Path) -> Outcome:
     """Run a command to its end."""
+    return outcome([*COMMAND, *map(str, arguments)], cwd=cwd)
+
+
+def outcome(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Outcome:
+    """Run any process to its end."""
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        command,
         cwd=cwd,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=PATIENCE_S,
+        timeout=patience_s,
     )
     return Outcome(done.returncode, done.stdout)
 

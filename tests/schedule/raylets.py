@@ -18,7 +18,7 @@ from typing import IO, Self
 
 import psutil
 
-from tests.end_to_end.commands import Outcome
+from tests.end_to_end.commands import Outcome, outcome
 from tests.schedule.nodes import FAST_CHECKS
 
 HERE = Path(sys.executable).parent
@@ -121,16 +121,8 @@ class Raylets:
 
     def run(self, *command: str | Path) -> Outcome:
         """Run `python COMMAND` beside the cluster to its end."""
-        done = subprocess.run(
-            self._network.enter(sys.executable, *command),
-            env=self._environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-        )
-        return Outcome(done.returncode, done.stdout)
+        entered = self._network.enter(sys.executable, *command)
+        return outcome(entered, env=self._environment(), patience_s=PATIENCE_S)
 
     def begin(self, log: IO[str], *command: str | Path) -> subprocess.Popen[str]:
         """Begin `python COMMAND` beside the cluster."""
