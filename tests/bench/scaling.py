@@ -1,8 +1,8 @@
 """How throughput grows with the number of actors, and what a job costs beside its bare engine.
 
     python -m tests.bench.scaling actors 1,8,32    an engine of fixed latency, shards for each
-    python -m tests.bench.scaling job              the demo target: a job's tokens/s by the mean of its
-                                                   engine's before and after
+    python -m tests.bench.scaling job              the demo target: a job's tokens/s by the mean
+                                                   of its bare engine's before and after it
 
 The first starts the clock when all actors are ready and gives each the same number of shards, so
 that an efficiency of 1 means that the time does not grow. Alone on the machine, please.
