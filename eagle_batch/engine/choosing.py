@@ -89,7 +89,7 @@ def _exponent(_context, _value):
 
 
 @_kernel
-def _bits(scrambled, factor, offset):
+def token_bits(scrambled, factor, offset):
     """Return the 23 random bits of a token at a place; see `noise.gumbel`."""
     x = U32(scrambled * factor + offset)
     x = U32(x ^ (x >> U32(15)))
@@ -97,7 +97,7 @@ def _bits(scrambled, factor, offset):
 
 
 @_kernel
-def _noise(bits):
+def noise_of(bits):
     """Return the noise that bits stand for; torch's logarithms may differ in the last place."""
     return F32(-np.log(-np.log((np.float64(bits) + 0.5) * 2.0**-23)))
 
@@ -110,7 +110,7 @@ def _bound(scores_V, scrambled_V, first, stop, factor, offset):
     """
     highest = F32(-np.inf)
     for i in range(first, stop):
-        rest = F32(np.int32(U32(0x7FFFFF) - _bits(scrambled_V[i], factor, offset))) + F32(0.5)
+        rest = F32(np.int32(U32(0x7FFFFF) - token_bits(scrambled_V[i], factor, offset))) + F32(0.5)
         highest = max(highest, scores_V[i] + F32(23 - _exponent(rest)) * _LN2)
     return highest
 
@@ -124,7 +124,7 @@ def _best(scores_V, least, scrambled_V, factor, offset, values_K, tokens_K):
         if _bound(scores_V, scrambled_V, first, stop, factor, offset) + _MARGIN < bar:
             continue
         for i in range(first, stop):
-            value = scores_V[i] + _noise(_bits(scrambled_V[i], factor, offset))
+            value = scores_V[i] + noise_of(token_bits(scrambled_V[i], factor, offset))
             if scores_V[i] >= least and value > bar:
                 count = min(count + 1, _BEST)
                 insert(values_K, tokens_K, count - 1, value, i)
@@ -207,7 +207,7 @@ def choose_compiled(logits_BNV: Tensor, index_BN: Tensor, params: Any) -> Tensor
     scores_WV, found_WV = np.empty((2, team.workers, vocab), F32)
     logits_PV = logits_BNV.float().reshape(-1, vocab).contiguous().numpy()
     words = words_P2.numpy().view(U32)
-    inputs = (logits_PV, rows, words, _scrambled(vocab))
+    inputs = (logits_PV, rows, words, scrambled(vocab))
     team.run(_choose, 1, *inputs, scores_WV, found_WV, out_P)
     return torch.from_numpy(out_P).view_as(index_BN)
 
@@ -218,5 +218,6 @@ def _team(workers: int) -> Team:
 
 
 @lru_cache(maxsize=4)
-def _scrambled(vocab: int) -> Any:
+def scrambled(vocab: int) -> Any:
+    """Return what `token_bits` takes of each token, uint32 `[V]`."""
     return scramble(torch.arange(vocab, dtype=torch.int32)).numpy().view(U32)

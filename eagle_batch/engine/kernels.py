@@ -73,10 +73,10 @@ def peaks(x_RV, place_R):
 
 
 @_numbers
-def _sum_of_exponentials(x_RV, r, highest):
+def _sum_of_exponentials(x_V, highest):
     total = F32(0)
-    for v in range(x_RV.shape[1]):
-        total += exponential(x_RV[r, v] - highest)
+    for v in range(x_V.shape[0]):
+        total += exponential(x_V[v] - highest)
     return total
 
 
@@ -86,26 +86,29 @@ def best(x_RV, value_RK, place_RK, total_R):
 
     Of equals the first comes first. A row with a NaN has nothing but NaN.
     """
-    count = value_RK.shape[1]
     for r in range(x_RV.shape[0]):
-        value_RK[r], place_RK[r], total_R[r] = _LOWEST, 0, np.nan
-        if _not_a_number(x_RV[r]) >= 0:
-            value_RK[r] = np.nan
+        total_R[r] = best_of(x_RV[r], value_RK[r], place_RK[r])
+
+
+@_kernel
+def best_of(x_V, value_K, place_K):
+    """Write the K highest numbers in falling order; return the logsumexp of all. See `best`."""
+    count, taken = value_K.shape[0], 0
+    value_K[:], place_K[:] = _LOWEST, 0
+    if _not_a_number(x_V) >= 0:
+        value_K[:] = np.nan
+        return F32(np.nan)
+    for start in range(0, x_V.shape[0], _BLOCK):
+        stop = min(start + _BLOCK, x_V.shape[0])
+        # Most blocks hold nothing that is among the best.
+        if taken == count and highest_of(x_V[start:stop]) <= value_K[count - 1]:
             continue
-        taken = 0
-        for start in range(0, x_RV.shape[1], _BLOCK):
-            stop = min(start + _BLOCK, x_RV.shape[1])
-            # Most blocks hold nothing that is among the best.
-            if taken == count and highest_of(x_RV[r, start:stop]) <= value_RK[r, count - 1]:
-                continue
-            for v in range(start, stop):
-                if taken < count or x_RV[r, v] > value_RK[r, count - 1]:
-                    taken = min(taken + 1, count)
-                    insert(value_RK[r], place_RK[r], taken - 1, x_RV[r, v], v)
-        highest = value_RK[r, 0]
-        total_R[r] = highest
-        if highest > _LOWEST:
-            total_R[r] += np.log(_sum_of_exponentials(x_RV, r, highest))
+        for v in range(start, stop):
+            if taken < count or x_V[v] > value_K[count - 1]:
+                taken = min(taken + 1, count)
+                insert(value_K, place_K, taken - 1, x_V[v], v)
+    highest = value_K[0]
+    return highest + np.log(_sum_of_exponentials(x_V, highest)) if highest > _LOWEST else highest
 
 
 @_kernel
@@ -125,58 +128,80 @@ def advance(gain_BKK, score_BK, visible_BKM, score_BC, pick_BK, best_BK, visible
     score_BC: out, C = K * K. pick: out, falling; of equals the first comes first. visible_BKX: out,
     X = M + K; the scratch columns that the next frontier sees.
     """
-    rows, width, _ = gain_BKK.shape
-    above = visible_BKM.shape[2]
-    for b in range(rows):
-        for c in range(width * width):
-            score_BC[b, c] = gain_BKK[b, c // width, c % width] + score_BK[b, c // width]
-        taken = np.zeros(width * width, np.bool_)
-        for k in range(width):
-            c = _next_best(score_BC, b, taken)
-            taken[c] = True
-            pick_BK[b, k], best_BK[b, k] = c, score_BC[b, c]
-            for m in range(above):
-                visible_BKX[b, k, m] = visible_BKM[b, c // width, m]
-            for m in range(width):
-                visible_BKX[b, k, above + m] = m == k
+    frontier, above = (gain_BKK, score_BK, visible_BKM), visible_BKM.shape[2]
+    for b in range(gain_BKK.shape[0]):
+        found = (score_BC, pick_BK, best_BK, visible_BKX)
+        advance_row(b, gain_BKK.shape[1], frontier, above, 0, found)
 
 
 @_kernel
-def _next_best(score_BC, b, taken_C):
-    """Return the first of the highest scores that are not taken; a NaN is the lowest."""
+def advance_row(b, parents, frontier, above, first, found):
+    """Advance the frontier of a row from some parents to their K best children; see `advance`.
+
+    above: scratch columns that parents may see. first: where the row's records of this level begin.
+    """
+    gain_BPK, score_BP, visible_BPM = frontier
+    score_BC, pick_BK, best_BK, visible_BKX = found
+    width = gain_BPK.shape[2]
+    taken = np.zeros(parents * width, np.bool_)
+    for c in range(parents * width):
+        score_BC[b, first + c] = gain_BPK[b, c // width, c % width] + score_BP[b, c // width]
+    for k in range(width):
+        c = _next_best(score_BC, b, first, taken)
+        taken[c] = True
+        pick_BK[b, k], best_BK[b, k] = c, score_BC[b, first + c]
+        for m in range(above):
+            visible_BKX[b, k, m] = visible_BPM[b, c // width, m]
+        for m in range(width):
+            visible_BKX[b, k, above + m] = m == k
+
+
+@_kernel
+def _next_best(score_BC, b, first, taken_C):
+    """Return which of the scores from `first` on is the highest not taken; a NaN is the lowest."""
     found, highest = -1, _LOWEST
-    for c in range(score_BC.shape[1]):
-        if not taken_C[c] and (found < 0 or score_BC[b, c] > highest):
+    for c in range(taken_C.shape[0]):
+        score = score_BC[b, first + c]
+        if not taken_C[c] and (found < 0 or score > highest):
             found = c
-            highest = _LOWEST if np.isnan(score_BC[b, c]) else score_BC[b, c]
+            highest = _LOWEST if np.isnan(score) else score
     return found
 
 
 @_kernel
-def plant(token_BC, score_BC, parent_BC, root_B, width, tree_F, ancestor_BNN):
-    """Make the tree of the best records; the fields of `tree_F` are those of a `DraftTree`."""
+def plant(records, root_B, width, tree_F, ancestor_BNN):
+    """Make the tree of the best records; the fields of `tree_F` are those of a `DraftTree`.
+
+    records: tokens, scores and parents, `[B, C]` each.
+    """
+    for b in range(root_B.shape[0]):
+        plant_row(b, records, root_B[b], width, tree_F, ancestor_BNN)
+
+
+@_kernel
+def plant_row(b, records, root, width, tree_F, ancestor_BNN):
+    """Make the tree of one row; see `plant`."""
+    token_BC, score_BC, parent_BC = records
     token_BN, parent_BN, depth_BN, order_BN, rank_BN = tree_F
-    rows, nodes = token_BN.shape
-    for b in range(rows):
-        order_C = np.zeros(token_BC.shape[1], np.int64)
-        for order in range(1, nodes):
-            order_C[_next_best(score_BC, b, order_C > 0)] = order
-        ancestor_BNN[b] = False
-        token_BN[b, 0], parent_BN[b, 0], depth_BN[b, 0] = root_B[b], 0, 0
-        order_BN[b, 0], rank_BN[b, 0], ancestor_BNN[b, 0, 0] = 0, 0, True
-        node_C, n = np.zeros(token_BC.shape[1], np.int64), 0
-        for c in range(token_BC.shape[1]):
-            if order_C[c] == 0:
-                continue
-            n += 1
-            node_C[c] = n
-            parent = node_C[parent_BC[b, c]] if parent_BC[b, c] >= 0 else 0
-            token_BN[b, n], parent_BN[b, n] = token_BC[b, c], parent
-            depth_BN[b, n] = depth_BN[b, parent] + 1
-            order_BN[b, n], rank_BN[b, n] = order_C[c], c % width
-            for m in range(n):
-                ancestor_BNN[b, n, m] = ancestor_BNN[b, parent, m]
-            ancestor_BNN[b, n, n] = True
+    order_C = np.zeros(token_BC.shape[1], np.int64)
+    for order in range(1, token_BN.shape[1]):
+        order_C[_next_best(score_BC, b, 0, order_C > 0)] = order
+    ancestor_BNN[b] = False
+    token_BN[b, 0], parent_BN[b, 0], depth_BN[b, 0] = root, 0, 0
+    order_BN[b, 0], rank_BN[b, 0], ancestor_BNN[b, 0, 0] = 0, 0, True
+    node_C, n = np.zeros(token_BC.shape[1], np.int64), 0
+    for c in range(token_BC.shape[1]):
+        if order_C[c] == 0:
+            continue
+        n += 1
+        node_C[c] = n
+        parent = node_C[parent_BC[b, c]] if parent_BC[b, c] >= 0 else 0
+        token_BN[b, n], parent_BN[b, n] = token_BC[b, c], parent
+        depth_BN[b, n] = depth_BN[b, parent] + 1
+        order_BN[b, n], rank_BN[b, n] = order_C[c], c % width
+        for m in range(n):
+            ancestor_BNN[b, n, m] = ancestor_BNN[b, parent, m]
+        ancestor_BNN[b, n, n] = True
 
 
 @_kernel

@@ -112,7 +112,7 @@ def plant(root_B: Tensor, candidates: Candidates, count: int, width: int, depth:
     tokens, parents, depths, orders, ranks = torch.empty((5, B, N), dtype=torch.int64)
     ancestors_BNN = torch.empty((B, N, N), dtype=torch.bool)
     kernels.plant(
-        *(record.numpy() for record in records),
+        tuple(record.numpy() for record in records),
         root_B.numpy(),
         width,
         tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),

@@ -138,20 +138,23 @@ class FusedStack:
     def __init__(self, layers: Sequence[FusedLayer], sizes: FusedSizes, team: Team) -> None:
         from eagle_batch.models import kernels
 
-        self._kernels, self._team = kernels, team
-        self._layers, self._kind = layers, elements(layers[0].qkv.sample)
+        self._kernels, self.team = kernels, team
+        #: Some elements of the kind of the weights.
+        self.kind = elements(layers[0].qkv.sample)
+        self._layers = layers
         self._members, self._size = sizes.heads // sizes.kv_heads, sizes.head_dim
         matrices = [(each.qkv, each.o, each.gate_up, each.down) for each in layers]
         norms = [torch.stack((each.attention_norm, each.mlp_norm)) for each in layers]
-        self._stack = kernels.Stack(
+        self.weights = kernels.Stack(
             np.array([[matrix.address for matrix in row] for row in matrices]),
             torch.stack(norms).float().numpy(),
             _biases(layers),
             np.float32(sizes.eps),
             np.float32(sizes.head_dim**-0.5),
         )
-        self._takes = activations([matrix for row in matrices for matrix in row])
-        widened = layers[0].qkv.sample.dtype != self._takes and has_bfloat16()
+        #: Type of what products take in.
+        self.takes = activations([matrix for row in matrices for matrix in row])
+        widened = layers[0].qkv.sample.dtype != self.takes and has_bfloat16()
         self._most_rows = _MOST_ROWS_WIDENED if widened else _MOST_ROWS
         self._buffers = self._new_buffers(0, 0, 0)
         self._storage: tuple[KeyValueCache | None, Any] = (None, None)
@@ -175,7 +178,7 @@ class FusedStack:
         rows, hidden = x_RH.shape
         kept_RF = torch.empty(rows, len(keep) * hidden)
         given_RA = torch.empty(0, hidden) if given_RA is None else given_RA
-        storage = self._storage_of(step)
+        storage, buffers = self.room(step.cache, rows, _most_tokens(step))
         place = self._kernels.Place(
             rotation.cos_TP.numpy(),
             rotation.sin_TP.numpy(),
@@ -183,36 +186,38 @@ class FusedStack:
             step.index_R.numpy(),
             *rows_of(step),
         )
-        self._team.run(
+        self.team.run(
             self._kernels.decode,
             self._kernels.PHASES * len(self._layers),
-            self._stack,
+            self.weights,
             place,
             storage,
-            self._buffers,
+            buffers,
             x_RH.numpy(),
-            elements(given_RA.to(self._takes).contiguous()),
+            elements(given_RA.to(self.takes).contiguous()),
             np.array(keep, np.int64),
             kept_RF.numpy(),
-            self._kind,
+            self.kind,
         )
         return kept_RF
 
-    def _storage_of(self, step: CacheStep | JoinedStep) -> Any:
-        """Return the cache's memory `[L, S, C, 2, G, D]`, and have buffers for a pass over it."""
-        if self._storage[0] is not step.cache:
-            self._storage = (step.cache, elements(step.cache.store))
-        rows, queries = step.index_R.shape[0], _most_tokens(step) * self._members
-        places = step.cache.shape.capacity + 1
+    def room(self, cache: KeyValueCache, rows: int, tokens: int) -> tuple[Any, Any]:
+        """Return a cache's memory `[L, S, C, 2, G, D]`, and buffers for a pass over it.
+
+        tokens: of a row of the batch, at most.
+        """
+        if self._storage[0] is not cache:
+            self._storage = (cache, elements(cache.store))
+        queries, places = tokens * self._members, cache.shape.capacity + 1
         had = (*self._buffers.qkv_RX.shape[:1], *self._buffers.scores_WJT.shape[1:])
         if had[0] < rows or had[1] < queries or had[2] < places:
             self._buffers = self._new_buffers(
                 max(had[0], rows), max(had[1], queries), max(had[2], places)
             )
-        return self._storage[1]
+        return self._storage[1], self._buffers
 
     def _new_buffers(self, rows: int, queries: int, places: int) -> Any:
-        first, workers = self._layers[0], self._team.workers
+        first, workers = self._layers[0], self.team.workers
         inputs = max(first.qkv.in_features, first.gate_up.in_features)
         taken = [
             *((rows, width) for width in (first.o.in_features, first.down.in_features)),
@@ -224,7 +229,7 @@ class FusedStack:
             *((workers, queries, width) for width in (self._size, places, self._size)),
         ]
         return self._kernels.Buffers(
-            *(elements(torch.zeros(size, dtype=self._takes)) for size in taken),
+            *(elements(torch.zeros(size, dtype=self.takes)) for size in taken),
             *(np.zeros(size, np.float32) for size in written),
         )
 

@@ -35,7 +35,8 @@ class FusedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, team: Team, shelf: Shelf) -> None:
         super().__init__()
-        self._product = FusedProduct(_narrow(linear.weight, shelf, linear.bias), team)
+        self.matrix = _narrow(linear.weight, shelf, linear.bias)
+        self._product = FusedProduct(self.matrix, team)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product, float32, which is what it was summed in."""
@@ -49,7 +50,7 @@ class FusedHeadLayer(nn.Module):
         super().__init__()
         sizes = FusedSizes(layer.heads, layer.kv_heads, layer.head_dim, layer.eps)
         frequencies = layer.rotary.frequencies
-        self._rotations = RotationTable(lambda at_T: _cos_sin(at_T[:, None] * frequencies))
+        self.rotations = RotationTable(lambda at_T: _cos_sin(at_T[:, None] * frequencies))
         self.post_attention_layernorm = layer.post_attention_layernorm
         norm = layer.post_attention_layernorm.detach()
         fused = FusedLayer(
@@ -61,7 +62,7 @@ class FusedHeadLayer(nn.Module):
             gate_up=_narrow(layer.gate_up_proj.weight, shelf),
             down=_narrow(layer.down_proj.weight, shelf),
         )
-        self._stack = FusedStack([fused], sizes, team)
+        self.stack = FusedStack([fused], sizes, team)
 
     def forward(
         self, x_BNI: Tensor, residual_BNH: Tensor, positions_BN: Tensor, attend: StepAttention
@@ -69,8 +70,8 @@ class FusedHeadLayer(nn.Module):
         """Return the residual stream after attention and MLP, not normalised, float32."""
         # It is changed in place.
         x_RH = residual_BNH.flatten(0, 1).float().clone()
-        rotation = self._rotations.at(positions_BN, attend.step.cache.shape.capacity)
-        self._stack.run(x_RH, rotation, attend.step, given_RA=x_BNI.flatten(0, 1))
+        rotation = self.rotations.at(positions_BN, attend.step.cache.shape.capacity)
+        self.stack.run(x_RH, rotation, attend.step, given_RA=x_BNI.flatten(0, 1))
         return x_RH.view_as(residual_BNH)
 
 

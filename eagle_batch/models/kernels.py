@@ -60,7 +60,7 @@ def _scaled(_context, _product, _power):
 
 
 @_instruction
-def _wide(_context, value):
+def wide(_context, value):
     """Return an element as float32."""
 
     def generate(_target, builder, _signature, arguments):
@@ -109,14 +109,20 @@ def exponential(x):
 @_kernel
 def normalise(x_RH, weight_H, eps, out_RH):
     """Write the root-mean-square norm of every row, times the weight."""
-    like = out_RH[0, 0]
     for r in range(x_RH.shape[0]):
-        total = F32(0)
-        for i in range(x_RH.shape[1]):
-            total += x_RH[r, i] * x_RH[r, i]
-        factor = F32(1) / np.sqrt(total / F32(x_RH.shape[1]) + eps)
-        for i in range(x_RH.shape[1]):
-            out_RH[r, i] = _narrow(x_RH[r, i] * factor * weight_H[i], like)
+        normalise_row(x_RH, r, weight_H, eps, out_RH, r, 0)
+
+
+@_kernel
+def normalise_row(x_RH, r, weight_H, eps, out_QA, q, first):
+    """Write the norm of row r, times the weight, into row q from column `first` on."""
+    like, total = out_QA[0, 0], F32(0)
+    for i in range(x_RH.shape[1]):
+        x = wide(x_RH[r, i])
+        total += x * x
+    factor = F32(1) / np.sqrt(total / F32(x_RH.shape[1]) + eps)
+    for i in range(x_RH.shape[1]):
+        out_QA[q, first + i] = _narrow(wide(x_RH[r, i]) * factor * weight_H[i], like)
 
 
 @_kernel
@@ -425,6 +431,17 @@ PHASES = 6
 
 
 @_kernel
+def run_layer(rank, counters, phase, stack, layer, place, storage, buffers, x_RH, given_RA, kind):
+    """Run the residual stream through one layer: five phases from `phase` on; see `decode`."""
+    weights_4 = stack.weights_L4[layer]
+    _project(rank, counters, phase, stack, layer, buffers, x_RH, given_RA, kind)
+    _look(rank, counters, phase + 1, stack, layer, place, storage, buffers)
+    _add(rank, counters, phase + 2, weights_4[1], buffers.attended_RQ, buffers, x_RH, kind)
+    _feed(rank, counters, phase + 3, stack, layer, buffers, x_RH, kind)
+    _add(rank, counters, phase + 4, weights_4[3], buffers.gated_RI, buffers, x_RH, kind)
+
+
+@_kernel
 def decode(rank, counters, stack, place, storage, buffers, x_RH, given_RA, keep_K, kept_RF, kind):
     """Run the residual stream `x` through all layers, in place; put keys and values into the cache.
 
@@ -434,26 +451,29 @@ def decode(rank, counters, stack, place, storage, buffers, x_RH, given_RA, keep_
     kind of the weights.
     """
     for layer in range(stack.weights_L4.shape[0]):
-        phase, weights_4 = PHASES * layer, stack.weights_L4[layer]
+        phase = PHASES * layer
         _keep(counters, phase, layer, x_RH, keep_K, kept_RF)
-        _project(rank, counters, phase + 1, stack, layer, buffers, x_RH, given_RA, kind)
-        _look(rank, counters, phase + 2, stack, layer, place, storage, buffers)
-        _add(rank, counters, phase + 3, weights_4[1], buffers.attended_RQ, buffers, x_RH, kind)
-        _feed(rank, counters, phase + 4, stack, layer, buffers, x_RH, kind)
-        _add(rank, counters, phase + 5, weights_4[3], buffers.gated_RI, buffers, x_RH, kind)
+        run_layer(
+            rank, counters, phase + 1, stack, layer, place, storage, buffers, x_RH, given_RA, kind
+        )
 
 
 @_kernel
 def product(_rank, counters, w, x_RA, out_RO, kind):
     """Write `x @ w.T` for the matrix at an address, in float32; one phase of a team."""
-    (rows, inputs), outputs = x_RA.shape, out_RO.shape[1]
-    size = share(inputs)
+    multiply_all(counters, 0, w, x_RA, x_RA.shape[0], x_RA.shape[1], out_RO, kind)
+
+
+@_kernel
+def multiply_all(counters, phase, w, x_RA, rows, inputs, out_RO, kind):
+    """Multiply the first of the rows, and of their inputs, with the matrix at an address."""
+    outputs, size = out_RO.shape[1], share(inputs)
     units = -(-outputs // size)
-    unit = claim(counters, 0)
+    unit = claim(counters, phase)
     while unit < units:
         first = unit * size
         count = min(size, outputs - first)
         _multiply(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
-        finish(counters, 0)
-        unit = claim(counters, 0)
-    settle(counters, 0, units)
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)

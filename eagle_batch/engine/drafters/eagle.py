@@ -8,6 +8,8 @@ Shape legend: B rows, A places of an accepted path, F feature width, H hidden si
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,10 @@ from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.engine.tree import DraftTree
 from eagle_batch.models.cache import CacheShape, CacheStep, KeyValueCache, Step, causal_visibility
 from eagle_batch.models.heads import Head, StepAttention
+from eagle_batch.models.quick import has_kernels
+
+if TYPE_CHECKING:
+    from eagle_batch.engine.drafters.grower import Grower
 
 
 class EagleDrafter(GrowingDrafter):
@@ -52,6 +58,7 @@ class EagleDrafter(GrowingDrafter):
             nodes=nodes,
         )
         self._scale = config.head_dim**-0.5
+        self._grower = self._new_grower()
         self.late = late
         self._arrears = Arrears(slots, capacity, weight.device) if late else None
 
@@ -64,6 +71,7 @@ class EagleDrafter(GrowingDrafter):
             return False
         self.head = head
         self._target_ids = _target_ids(head)
+        self._grower = self._new_grower()
         if self._arrears is not None:
             self._arrears.forget()
         return True
@@ -82,7 +90,10 @@ class EagleDrafter(GrowingDrafter):
     def draft(self, state: DraftState) -> DraftTree:
         """Bring the head up to date, then grow the tree of each row; see `GrowingDrafter`."""
         self._follow(state)
-        return super().draft(state)
+        if self._grower is None or state.guide is not None:
+            return super().draft(state)
+        states_BH = self.states_SH[state.first_row : state.first_row + len(state.root_B)]
+        return self._grower.grow(state, states_BH, self.depth, self.width, self.nodes)
 
     def _follow(self, state: DraftState) -> None:
         """Run the head over everything that rows are behind with."""
@@ -126,6 +137,16 @@ class EagleDrafter(GrowingDrafter):
         )
         out_BAH = self._run(step, tokens_BA, self.head.fuse(features_BAF), positions_BA)
         self._keep_states(chain, out_BAH, chain.last_B)
+
+    def _new_grower(self) -> Grower | None:
+        """Return what grows trees in one call, where kernels know all that the head does."""
+        if not has_kernels() or self.cache.device.type != "cpu":
+            return None
+        from eagle_batch.engine.drafters.grower import Grower, is_growable
+
+        assert isinstance(self.cache, KeyValueCache), "a head is on one device"
+        growable = is_growable(self.head)
+        return Grower(self.head, self.cache, self._target_ids) if growable else None
 
     def _run(self, step: Step, tokens: Tensor, states: Tensor, positions: Tensor) -> Tensor:
         assert isinstance(step, CacheStep), "a head is on one device"

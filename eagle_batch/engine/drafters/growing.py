@@ -26,7 +26,7 @@ from eagle_batch.models.cache import Cache, Step
 from eagle_batch.models.quick import kernels_take
 
 #: Draft tokens of a node that are considered under noise, the likeliest by plain logits.
-_CANDIDATES = 64
+CANDIDATES = 64
 
 
 def most_nodes(depth: int, width: int, nodes: int) -> int:
@@ -216,7 +216,7 @@ class GrowingDrafter(ABC):
             gains, ids, total_BK = best_logits(logits_BKV, self.width)
             gains = gains - total_BK[..., None]
             return _no_nan(gains), self._target_ids[ids]
-        count = min(_CANDIDATES, logits_BKV.shape[-1])
+        count = min(CANDIDATES, logits_BKV.shape[-1])
         top_BKC, ids_BKC, total_BK = best_logits(logits_BKV, count)
         tokens_BKC = self._target_ids[ids_BKC]
         places_BK = (state.index_B + level)[:, None].expand(logits_BKV.shape[:2])

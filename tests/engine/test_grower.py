@@ -1,0 +1,172 @@
+"""Trees grown in one compiled call against the same trees grown level by level."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
+from eagle_batch.engine.drafters.eagle import EagleDrafter
+from eagle_batch.engine.request import SamplingParams
+from eagle_batch.engine.sampling import pack_params
+from eagle_batch.engine.testing import tiny_head, tiny_target
+from eagle_batch.engine.tree import DraftTree
+from eagle_batch.models.cache import KeyValueCache
+from eagle_batch.models.fused_head import fuse_head
+from eagle_batch.models.heads import Head
+from eagle_batch.models.target import Target
+
+pytest.importorskip("numba")
+
+SLOTS, CAPACITY = 4, 64
+SAMPLED = SamplingParams(temperature=0.8)
+NARROW = SamplingParams(temperature=1.3, top_k=5, top_p=0.7, min_p=0.02)
+KINDS = {
+    "greedy": [SamplingParams()],
+    "sampled": [SAMPLED],
+    "mixed": [SamplingParams(), NARROW, SAMPLED],
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target()
+
+
+def fused(target: Target, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Head:
+    head = tiny_head(target, draft_vocab=19)
+    head.config = replace(head.config, **changes)
+    head = head.to(dtype)
+    head.bind(target.embed_weight_VH, target.lm_head_weight_VH)
+    assert target.team is not None
+    fuse_head(head, target.team)
+    return head
+
+
+def drafter_of(head: Head, depth: int = 4, width: int = 3, nodes: int = 9) -> EagleDrafter:
+    """A drafter whose rows have committed tokens, each row a number of its own."""
+    drafter = EagleDrafter(
+        head, slots=SLOTS, capacity=CAPACITY, depth=depth, width=width, nodes=nodes
+    )
+    generator = torch.Generator().manual_seed(5)
+    features = torch.randn(SLOTS, 12, head.config.feature_width, generator=generator)
+    tokens_BA = torch.randint(0, head.config.vocab, (SLOTS, 12), generator=generator)
+    last_B = torch.tensor([11, 3, 7, 0])
+    chain = CommittedChain(0, torch.zeros(SLOTS, dtype=torch.int64), last_B, 0)
+    drafter.extend(chain, features.to(drafter.states_SH.dtype), tokens_BA)
+    return drafter
+
+
+def state_of(rows: int, first: int, params: list[SamplingParams]) -> DraftState:
+    length_B = torch.tensor([12, 4, 8, 1])[first : first + rows]
+    chosen = [params[row % len(params)] for row in range(rows)]
+    return DraftState(
+        first_row=first,
+        root_B=torch.arange(rows) + 3,
+        length_B=length_B,
+        index_B=torch.arange(rows) * 5,
+        params=pack_params(chosen, [77 + row for row in range(rows)], torch.device("cpu")),
+        longest=int(length_B.max()),
+    )
+
+
+def both(drafter: EagleDrafter, state: DraftState) -> tuple[DraftTree, DraftTree]:
+    """Draft in one call and level by level."""
+    assert drafter._grower is not None
+    with torch.inference_mode():
+        at_once = drafter.draft(state)
+        grower, drafter._grower = drafter._grower, None
+        by_level = drafter.draft(state)
+    drafter._grower = grower
+    return at_once, by_level
+
+
+def assert_same(found: DraftTree, expected: DraftTree) -> None:
+    for field in fields(DraftTree):
+        values = [getattr(tree, field.name) for tree in (found, expected)]
+        same = torch.equal(*values) if isinstance(values[0], Tensor) else values[0] == values[1]
+        assert same, field.name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "first"), [(1, 2), (4, 0)])
+@pytest.mark.parametrize("shape", [(1, 2, 2), (3, 1, 3), (4, 3, 9), (3, 3, 5)], ids=str)
+def test_one_call_grows_what_the_levels_grow(
+    target: Target, kind: str, rows: int, first: int, shape: tuple[int, int, int]
+) -> None:
+    """Shapes change from round to round over the same memory."""
+    drafter = drafter_of(fused(target))
+    for each in (Shape(*shape), Shape(4, 3, 9), Shape(*shape)):
+        drafter.use(each)
+        found, expected = both(drafter, state_of(rows, first, KINDS[kind]))
+        assert_same(found, expected)
+        assert len(found.tokens_BN[0].unique()) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_in_bfloat16_grows_nearly_the_same(target: Target, kind: str) -> None:
+    """States are rounded between levels in one of the two."""
+    drafter = drafter_of(fused(target, dtype=torch.bfloat16))
+    found, expected = both(drafter, state_of(4, 0, KINDS[kind]))
+    same = (found.tokens_BN == expected.tokens_BN).float().mean()
+    assert same > 0.5
+
+
+def test_a_residual_that_begins_with_the_norm(target: Target) -> None:
+    plain = drafter_of(fused(target))
+    normed = drafter_of(fused(target, norm_before_residual=True))
+    state = state_of(4, 0, KINDS["greedy"])
+    found, expected = both(normed, state)
+    assert_same(found, expected)
+    assert not torch.equal(found.tokens_BN, both(plain, state)[0].tokens_BN)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_overflowed_still_makes_a_tree(target: Target, kind: str) -> None:
+    drafter = drafter_of(fused(target))
+    drafter.states_SH[1] = torch.nan
+    found, expected = both(drafter, state_of(4, 0, KINDS[kind]))
+    assert bool((found.tokens_BN >= 0).all())
+    assert bool((found.tokens_BN < target.shape.vocab).all())
+    for row in (0, 2, 3):
+        assert torch.equal(found.tokens_BN[row], expected.tokens_BN[row])
+
+
+def test_a_slot_without_room_keeps_its_committed_keys(target: Target) -> None:
+    """Near the end of a slot, nodes go where padding goes."""
+    drafter = drafter_of(fused(target))
+    store = cast("KeyValueCache", drafter.cache).store
+    before = store[:, :, :12].clone()
+    state = state_of(1, 0, KINDS["greedy"])
+    full = torch.tensor([drafter.cache.shape.capacity - 2])
+    crowded = DraftState(0, state.root_B, full, state.index_B, state.params, int(full))
+    assert drafter._grower is not None
+    with torch.inference_mode():
+        drafter.draft(crowded)
+    assert torch.equal(store[:, :, :12], before)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"norm_output": True}, {"logit_scale": 2.0}], ids=["norm_output", "logit_scale"]
+)
+def test_heads_of_rarer_kinds_grow_level_by_level(target: Target, changes: dict[str, Any]) -> None:
+    drafter = drafter_of(fused(target, **changes))
+    assert drafter._grower is None
+    assert drafter.draft(state_of(4, 0, KINDS["greedy"])).depth == 4
+
+
+def test_another_head_is_grown_with_from_then_on(target: Target) -> None:
+    drafter, state = drafter_of(fused(target)), state_of(4, 0, KINDS["greedy"])
+    before = both(drafter, state)[0]
+    other = tiny_head(target, draft_vocab=19, seed=9)
+    assert target.team is not None
+    fuse_head(other, target.team)
+    assert drafter.take(other)
+    found, expected = both(drafter, state)
+    assert_same(found, expected)
+    assert not torch.equal(found.tokens_BN, before.tokens_BN)
