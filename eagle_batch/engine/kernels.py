@@ -205,6 +205,60 @@ def plant_row(b, records, root, width, tree_F, ancestor_BNN):
 
 
 @_kernel
+def look_back(token_BC, last_B, longest, draft_BD, length_B):
+    """Write what followed the latest place that ends as each row does, and how many tokens agree.
+
+    last: column of each row's last token. longest: most tokens that are compared, and the columns
+    before the first token.
+    """
+    for b in range(last_B.shape[0]):
+        last, most, place = last_B[b], 0, last_B[b] - 1
+        for c in range(last_B[b] - 1, longest - 1, -1):
+            count = 0
+            while count < longest and token_BC[b, c - count] == token_BC[b, last - count] >= 0:
+                count += 1
+            if count > most:
+                most, place = count, c
+            if most == longest:
+                break
+        length_B[b] = most
+        for d in range(draft_BD.shape[1]):
+            draft_BD[b, d] = max(token_BC[b, min(place + 1 + d, token_BC.shape[1] - 1)], 0)
+
+
+@_kernel
+def merge(tree_F, ancestor_BNN, chain_BD, out_F, out_BXX):
+    """Hang a chain on a tree, from the deepest node down that carries its tokens.
+
+    tree_F, out_F: tokens, parents, depths, orders and ranks, `[B, N]` and `[B, X]`, X = N + D.
+    """
+    token_BN, parent_BN, depth_BN, order_BN, rank_BN = tree_F
+    token_BX, parent_BX, depth_BX, order_BX, rank_BX = out_F
+    nodes, branch = token_BN.shape[1], chain_BD.shape[1]
+    out_BXX[:] = False
+    for b in range(token_BN.shape[0]):
+        for n in range(nodes):
+            token_BX[b, n], parent_BX[b, n] = token_BN[b, n], parent_BN[b, n]
+            depth_BX[b, n], order_BX[b, n] = depth_BN[b, n], order_BN[b, n]
+            rank_BX[b, n] = rank_BN[b, n]
+            for m in range(nodes):
+                out_BXX[b, n, m] = ancestor_BNN[b, n, m]
+        parent = 0
+        for d in range(branch):
+            n, token = nodes + d, chain_BD[b, d]
+            token_BX[b, n], parent_BX[b, n], order_BX[b, n] = token, parent, n + 1
+            depth_BX[b, n], rank_BX[b, n] = depth_BX[b, parent] + 1, 0
+            for m in range(n):
+                out_BXX[b, n, m] = out_BXX[b, parent, m]
+            out_BXX[b, n, n] = True
+            # Where the tree has the token already, the chain goes on below its node.
+            for known in range(nodes - 1, 0, -1):
+                if parent_BN[b, known] == parent and token_BN[b, known] == token:
+                    n = known
+            parent = n
+
+
+@_kernel
 def follow(parent_BN, token_BN, chosen_BN, path_BA, token_BA, accepted_B):
     """Follow the target's choices down the trees; the fields are those of a `Verdict`."""
     nodes = token_BN.shape[1]

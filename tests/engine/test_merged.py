@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_batch.engine.controller import PLAIN, Shape, grid
+from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.draft_model import DraftModelDrafter
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
@@ -17,6 +18,7 @@ from eagle_batch.engine.drafters.merged import MergedDrafter, merge
 from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Request, SamplingParams
+from eagle_batch.engine.sampling import pack_params
 from eagle_batch.engine.testing import tiny_head, tiny_target
 from eagle_batch.engine.tree import build_tree, in_given_order
 from eagle_batch.engine.verify import walk
@@ -44,7 +46,7 @@ def test_a_walk_goes_as_deep_as_the_better_of_tree_and_branch(
     tree = build_tree(torch.tensor([0]), drawn, nodes)
     line = torch.arange(len(branch))[None]
     chain = build_tree(torch.tensor([0]), in_given_order(torch.tensor([branch]), line), len(branch))
-    merged = merge(tree, chain)
+    merged = merge(tree, torch.tensor([branch]))
     assert merged.tokens_BN.shape[1] == nodes + len(branch)
     # The target's choice depends on the path alone, as a model's does.
     law: dict[tuple[int, ...], int] = {(): data.draw(st.integers(0, letters - 1))}
@@ -128,3 +130,27 @@ def test_the_grid_offers_the_branch_alone_and_beside_trees() -> None:
     assert Shape(4, 4, 12, 3) in shapes
     assert set(grid(4, 4, 12)) < set(shapes)
     assert Shape(4, 4, 12, 3).name == "4,4,12,+3"
+
+
+def test_a_branch_is_left_out_where_nothing_repeats() -> None:
+    """Its nodes would be verified for nothing."""
+    target = tiny_target()
+    merged = drafter(target, "head", 2, branch=5)
+    merged.use(Shape(4, 3, 8, 5))
+    sizes = []
+    for texts in ([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], [[1, 2, 3, 4, 1, 2], [9] * 6]):
+        tokens_BA = torch.tensor(texts)
+        zero_B = torch.zeros(2, dtype=torch.int64)
+        chain = CommittedChain(0, zero_B, zero_B + 5, 0)
+        features = torch.randn(2, 6, 3 * target.shape.hidden)
+        merged.extend(chain, features, tokens_BA)
+        state = DraftState(
+            first_row=0,
+            root_B=tokens_BA[:, -1],
+            length_B=zero_B + 6,
+            index_B=zero_B,
+            params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
+            longest=6,
+        )
+        sizes.append(merged.draft(state).tokens_BN.shape[1])
+    assert sizes == [9, 14]

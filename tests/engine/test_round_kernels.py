@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 
 from eagle_batch.engine.drafters.growing import advance
+from eagle_batch.engine.drafters.merged import merge
+from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.sampling import best_logits, best_tokens
 from eagle_batch.engine.tree import Candidates, plant
 from eagle_batch.engine.verify import walk
@@ -118,3 +122,46 @@ def test_a_frontier_advances_to_the_best_children(width: int, by_torch: Any) -> 
     gains[0, 0, 0] = -torch.inf
     visible = torch.rand(3, width, 2 * width) < 0.5
     assert_same(advance(gains, scores, visible), by_torch(lambda: advance(gains, scores, visible)))
+
+
+@pytest.mark.parametrize(("width", "depth", "nodes"), [(1, 3, 3), (4, 3, 9)])
+@pytest.mark.parametrize("branch", [1, 6])
+def test_a_branch_hangs_where_torch_hangs_it(
+    width: int, depth: int, nodes: int, branch: int, by_torch: Any
+) -> None:
+    for _ in range(20):
+        tree = plant(torch.randint(0, 3, (3,)), random_beam(width, depth), nodes, width, depth)
+        small = replace(tree, tokens_BN=tree.tokens_BN % 3)
+        branch_BD = torch.randint(0, 3, (3, branch))
+        merged = merge(small, branch_BD)
+        assert_same(merged, by_torch(lambda t=small, b=branch_BD: merge(t, b)))
+
+
+@pytest.mark.parametrize("letters", [2, 40])
+def test_looking_back_finds_the_longest_match_and_the_latest_of_these(
+    letters: int, by_torch: Any
+) -> None:
+    longest, depth, lengths = 3, 4, [30, 2, 1, 17]
+    drafter = NgramDrafter(
+        slots=4, capacity=40, depth=depth, device=torch.device("cpu"), longest=longest
+    )
+    texts = torch.randint(0, letters, (4, 41))
+    drafter.tokens_SC[:, longest : longest + 41] = texts
+    state: Any = SimpleNamespace(
+        first_row=0, root_B=torch.zeros(4, dtype=torch.int64), length_B=torch.tensor(lengths)
+    )
+    found = drafter.look_back(state)
+    for actual, expected in zip(found, by_torch(lambda: drafter.look_back(state)), strict=True):
+        assert torch.equal(actual, expected)
+    for row, last in enumerate(lengths):
+        text = texts[row].tolist()
+
+        def agree(place: int, text: list[int] = text, last: int = last) -> int:
+            count = 0
+            while count < min(longest, place + 1) and text[place - count] == text[last - count]:
+                count += 1
+            return count
+
+        best = max(range(last), key=lambda place: (agree(place), place))
+        assert int(found[1][row]) == agree(best)
+        assert found[0][row].tolist() == text[best + 1 : best + 1 + depth]

@@ -16,9 +16,10 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.engine.drafters.ngram import NgramDrafter
+from eagle_batch.engine.drafters.ngram import NgramDrafter, is_match
 from eagle_batch.engine.tree import DraftTree, Selection, build_tree, root_tree
 from eagle_batch.models.heads import Head
+from eagle_batch.models.quick import kernels_take
 
 
 class MergedDrafter:
@@ -56,9 +57,17 @@ class MergedDrafter:
             self._model.prepare(state)
 
     def draft(self, state: DraftState) -> DraftTree:
-        """Return the model's tree with the branch behind its nodes."""
+        """Return the model's tree with the branch behind its nodes.
+
+        Where the host may look, the branch is left out while no row's text repeats itself.
+        """
         tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
-        return merge(tree, self._ngram.draft(state)) if self.branch else tree
+        if not self.branch:
+            return tree
+        branch_BD, length_B = self._ngram.look_back(state)
+        if state.params.host_looks and not is_match(length_B):
+            return tree
+        return merge(tree, branch_BD)
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange what is known of two rows."""
@@ -75,28 +84,48 @@ class MergedDrafter:
         self._ngram.restore(row, columns[-1:])
 
 
-def merge(tree: DraftTree, chain: DraftTree) -> DraftTree:
-    """Hang a chain on a tree, from the deepest node down that carries its tokens.
+def merge(tree: DraftTree, branch_BD: Tensor) -> DraftTree:
+    """Hang a chain of tokens on a tree, from the deepest node down that carries them.
 
     A token of the chain that the tree has already becomes a sibling without children, which no walk
     goes to: the earlier node is found first. So every row keeps the same number of nodes.
     """
-    N = tree.tokens_BN.shape[1]
+    (B, N), D = tree.tokens_BN.shape, branch_BD.shape[1]
+    depth = max(tree.depth, D)
+    if kernels_take(tree.tokens_BN, tree.parents_BN, branch_BD):
+        return _merge_compiled(tree, branch_BD, depth)
     node_B = torch.zeros_like(tree.tokens_BN[:, 0])
     own_BN = tree.parents_BN.clone()
     own_BN[:, 0] = -1
     parents = [tree.parents_BN[:, 1:]]
-    for place in range(1, chain.tokens_BN.shape[1]):
+    for place in range(D):
         parents.append(node_B[:, None])
-        wanted_B1 = chain.tokens_BN[:, place, None]
-        same_BN = (own_BN == node_B[:, None]) & (tree.tokens_BN == wanted_B1)
+        same_BN = (own_BN == node_B[:, None]) & (tree.tokens_BN == branch_BD[:, place, None])
         known_B = same_BN.any(1)
-        node_B = torch.where(known_B, same_BN.int().argmax(1), N + place - 1)
+        node_B = torch.where(known_B, same_BN.int().argmax(1), N + place)
+    # Behind all nodes of the tree: without the branch, none of these is there.
+    order_BD = torch.arange(N + 1, N + D + 1, device=branch_BD.device).expand(B, D)
     nodes = Selection(
-        torch.cat((tree.tokens_BN[:, 1:], chain.tokens_BN[:, 1:]), dim=1),
+        torch.cat((tree.tokens_BN[:, 1:], branch_BD), dim=1),
         torch.cat(parents, dim=1),
-        # Behind all nodes of the tree: without the branch, none of these is there.
-        torch.cat((tree.order_BN[:, 1:], chain.order_BN[:, 1:] + N), dim=1),
-        torch.cat((tree.rank_BN[:, 1:], chain.rank_BN[:, 1:]), dim=1),
+        torch.cat((tree.order_BN[:, 1:], order_BD), dim=1),
+        torch.cat((tree.rank_BN[:, 1:], torch.zeros_like(branch_BD)), dim=1),
     )
-    return build_tree(tree.tokens_BN[:, 0], nodes, max(tree.depth, chain.depth))
+    return build_tree(tree.tokens_BN[:, 0], nodes, depth)
+
+
+def _merge_compiled(tree: DraftTree, branch_BD: Tensor, depth: int) -> DraftTree:
+    from eagle_batch.engine import kernels
+
+    B, X = tree.tokens_BN.shape[0], tree.tokens_BN.shape[1] + branch_BD.shape[1]
+    parts = (tree.tokens_BN, tree.parents_BN, tree.depth_BN, tree.order_BN, tree.rank_BN)
+    tokens, parents, depths, orders, ranks = torch.empty((5, B, X), dtype=torch.int64)
+    ancestors_BXX = torch.empty((B, X, X), dtype=torch.bool)
+    kernels.merge(
+        tuple(part.contiguous().numpy() for part in parts),
+        tree.ancestors_BNN.contiguous().numpy(),
+        branch_BD.numpy(),
+        tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
+        ancestors_BXX.numpy(),
+    )
+    return DraftTree(tokens, parents, ancestors_BXX, depths, orders, ranks, depth)

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
-from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order
+from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order, root_tree
+from eagle_batch.models.quick import kernels_take
+
+#: Tokens that must agree for a match to be worth its verification.
+_LEAST_MATCH = 2
+
+
+def is_match(length_B: Tensor) -> bool:
+    """Whether any row's text has been here before; waits for the device."""
+    return int(length_B.max()) >= _LEAST_MATCH
 
 
 class NgramDrafter:
@@ -47,19 +56,37 @@ class NgramDrafter:
         """Do nothing: nothing is put off."""
 
     def draft(self, state: DraftState) -> DraftTree:
-        """Return what followed the best earlier match; nonsense where there is none."""
+        """Return what followed the best earlier match; nonsense where there is none.
+
+        Where the host may look, and no row has a match, the root alone.
+        """
+        drafted_BD, length_B = self.look_back(state)
+        if state.params.host_looks and not is_match(length_B):
+            return root_tree(state.root_B)
+        parents_BD = torch.arange(self.depth, device=drafted_BD.device).expand_as(drafted_BD)
+        return build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), self.depth)
+
+    def look_back(self, state: DraftState) -> tuple[Tensor, Tensor]:
+        """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`."""
         B = state.root_B.shape[0]
         rows_BC = self.tokens_SC[state.first_row : state.first_row + B]
-        last_B1 = (state.length_B + self._longest)[:, None]
+        last_B = state.length_B + self._longest
+        if kernels_take(rows_BC, last_B):
+            from eagle_batch.engine import kernels
+
+            drafted_BD = torch.empty((B, self.depth), dtype=torch.int64)
+            length_B = torch.empty_like(last_B)
+            arrays = [each.numpy() for each in (rows_BC, last_B, drafted_BD, length_B)]
+            kernels.look_back(*arrays[:2], self._longest, *arrays[2:])
+            return drafted_BD, length_B
         columns_C = torch.arange(rows_BC.shape[1], device=rows_BC.device)
-        score_BC = self._match_lengths(rows_BC, last_B1) * rows_BC.shape[1] + columns_C
-        score_BC = score_BC.masked_fill(columns_C >= last_B1, -1)
+        length_BC = self._match_lengths(rows_BC, last_B[:, None])
+        score_BC = length_BC * rows_BC.shape[1] + columns_C
+        score_BC = score_BC.masked_fill(columns_C >= last_B[:, None], -1)
         best_B1 = score_BC.argmax(1, keepdim=True)
         places_BD = best_B1 + 1 + torch.arange(self.depth, device=rows_BC.device)
         drafted_BD = rows_BC.gather(1, places_BD.clamp(max=rows_BC.shape[1] - 1))
-        parents_BD = torch.arange(self.depth, device=rows_BC.device).expand(B, -1)
-        nodes = in_given_order(drafted_BD.clamp(min=0), parents_BD)
-        return build_tree(state.root_B, nodes, self.depth)
+        return drafted_BD.clamp(min=0), length_BC.gather(1, best_B1)[:, 0]
 
     def use(self, shape: Shape) -> None:
         """Draft a chain of another length from the next round on."""
