@@ -20,7 +20,7 @@ from eagle_batch.folders import cache_folder
 #: The files that kernels are made of, below the package.
 SOURCES = (
     "engine/choosing.py",
-    "engine/drafters/grower.py",
+    "engine/drafters/kernels.py",
     "engine/kernels.py",
     "models/kernels.py",
     "models/team.py",

@@ -73,7 +73,7 @@ def wide(_context, value):
 
 
 @_instruction
-def _narrow(_context, _value, like):
+def narrow(_context, _value, like):
     """Return a float32 as an element of the kind of `like`, to nearest, ties to even."""
 
     def generate(_target, builder, _signature, arguments):
@@ -122,7 +122,7 @@ def normalise_row(x_RH, r, weight_H, eps, out_QA, q, first):
         total += x * x
     factor = F32(1) / np.sqrt(total / F32(x_RH.shape[1]) + eps)
     for i in range(x_RH.shape[1]):
-        out_QA[q, first + i] = _narrow(wide(x_RH[r, i]) * factor * weight_H[i], like)
+        out_QA[q, first + i] = narrow(wide(x_RH[r, i]) * factor * weight_H[i], like)
 
 
 @_kernel
@@ -133,7 +133,7 @@ def gate(both_R2C, rows, half, count, first, out_RI):
         for i in range(count):
             x = both_R2C[r, i]
             gated = x / (F32(1) + exponential(-x)) * both_R2C[r, half + i]
-            out_RI[r, first + i] = _narrow(gated, like)
+            out_RI[r, first + i] = narrow(gated, like)
 
 
 class Place(NamedTuple):
@@ -186,11 +186,11 @@ def rotate(qkv_RX, place, storage, layer, b, g, scale, q_JD):
                 q_JD[n * members + m, 2 * p + 1] = y * cos + x * sin
             at = (heads + g) * size + 2 * p
             x, y = qkv_RX[r, at], qkv_RX[r, at + 1]
-            storage[layer, slot, column, 0, g, 2 * p] = _narrow(x * cos - y * sin, like)
-            storage[layer, slot, column, 0, g, 2 * p + 1] = _narrow(y * cos + x * sin, like)
+            storage[layer, slot, column, 0, g, 2 * p] = narrow(x * cos - y * sin, like)
+            storage[layer, slot, column, 0, g, 2 * p + 1] = narrow(y * cos + x * sin, like)
             at += groups * size
-            storage[layer, slot, column, 1, g, 2 * p] = _narrow(qkv_RX[r, at], like)
-            storage[layer, slot, column, 1, g, 2 * p + 1] = _narrow(qkv_RX[r, at + 1], like)
+            storage[layer, slot, column, 1, g, 2 * p] = narrow(qkv_RX[r, at], like)
+            storage[layer, slot, column, 1, g, 2 * p + 1] = narrow(qkv_RX[r, at + 1], like)
 
 
 @_kernel
@@ -267,7 +267,7 @@ def attend(q_JD, place, storage, layer, b, g, scores_JT, sums_JD, out_RQ):
     for j in range(queries):
         r, at = begin + j // members, (j % members * groups + g) * size
         for i in range(size):
-            out_RQ[r, at + i] = _narrow(sums_JD[j, i] * scores_JT[j, base + extra], like)
+            out_RQ[r, at + i] = narrow(sums_JD[j, i] * scores_JT[j, base + extra], like)
 
 
 class Stack(NamedTuple):

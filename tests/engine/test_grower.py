@@ -22,6 +22,7 @@ from eagle_batch.models.heads import Head
 from eagle_batch.models.target import Target
 
 pytest.importorskip("numba")
+tiles: Any = pytest.importorskip("eagle_batch.models.tiles")
 
 SLOTS, CAPACITY = 4, 64
 SAMPLED = SamplingParams(temperature=0.8)
@@ -48,10 +49,10 @@ def fused(target: Target, *, dtype: torch.dtype = torch.float32, **changes: Any)
     return head
 
 
-def drafter_of(head: Head, depth: int = 4, width: int = 3, nodes: int = 9) -> EagleDrafter:
+def drafter_of(head: Head, *, late: bool = False) -> EagleDrafter:
     """A drafter whose rows have committed tokens, each row a number of its own."""
     drafter = EagleDrafter(
-        head, slots=SLOTS, capacity=CAPACITY, depth=depth, width=width, nodes=nodes
+        head, slots=SLOTS, capacity=CAPACITY, depth=4, width=3, nodes=9, late=late
     )
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(SLOTS, 12, head.config.feature_width, generator=generator)
@@ -62,8 +63,12 @@ def drafter_of(head: Head, depth: int = 4, width: int = 3, nodes: int = 9) -> Ea
     return drafter
 
 
-def state_of(rows: int, first: int, params: list[SamplingParams]) -> DraftState:
-    length_B = torch.tensor([12, 4, 8, 1])[first : first + rows]
+def state_of(
+    rows: int, first: int, params: list[SamplingParams], later: list[int] | None = None
+) -> DraftState:
+    """later: tokens of each row since `drafter_of`."""
+    length_B = torch.tensor([12, 4, 8, 1]) + torch.tensor(later or [0] * SLOTS)
+    length_B = length_B[first : first + rows]
     chosen = [params[row % len(params)] for row in range(rows)]
     return DraftState(
         first_row=first,
@@ -115,6 +120,38 @@ def test_a_head_in_bfloat16_grows_nearly_the_same(target: Target, kind: str) -> 
     found, expected = both(drafter, state_of(4, 0, KINDS[kind]))
     same = (found.tokens_BN == expected.tokens_BN).float().mean()
     assert same > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_are_behind_catch_up_in_the_same_call(
+    target: Target, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some by many tokens, some by none, and all of them go on from where they are now."""
+    # What products take in is rounded to eight bits by some of them otherwise.
+    monkeypatch.setattr(tiles, "PAIRS", False)
+    bound = 1e-4 if dtype == torch.float32 else 0.2
+    near = {"rtol": bound, "atol": bound}
+    at_once, by_level = (drafter_of(fused(target, dtype=dtype), late=True) for _ in range(2))
+    assert at_once._grower is not None
+    assert at_once._grower.follows
+    by_level._grower = None
+    generator = torch.Generator().manual_seed(8)
+    for turn in range(3):
+        state = state_of(4, 0, KINDS["greedy"], later=[turn, 3 * turn, 0, 2 * turn])
+        with torch.inference_mode():
+            found, expected = at_once.draft(state), by_level.draft(state)
+        torch.testing.assert_close(at_once.states_SH, by_level.states_SH, **near)
+        stores = [cast("KeyValueCache", each.cache).store for each in (at_once, by_level)]
+        for row, length in enumerate(state.length_B.tolist()):
+            kept = [store[:, row, :length] for store in stores]
+            torch.testing.assert_close(*kept, **near)
+        if dtype == torch.float32:
+            assert_same(found, expected)
+        features = torch.randn(4, 4, 3 * target.shape.hidden, generator=generator).to(dtype)
+        tokens_BA = torch.randint(0, target.shape.vocab, (4, 4), generator=generator)
+        chain = CommittedChain(0, state.length_B, torch.tensor([0, 2, 0, 1]), 12)
+        for each in (at_once, by_level):
+            each.extend(chain, features, tokens_BA)
 
 
 def test_a_residual_that_begins_with_the_norm(target: Target) -> None:

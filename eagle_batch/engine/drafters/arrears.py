@@ -33,6 +33,18 @@ class Due:
     tokens_BA: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What all rows are behind, as it was put down."""
+
+    #: Features, and the tokens after them, by slot and position: the tables themselves.
+    features_SCF: Tensor
+    tokens_SC: Tensor
+    #: First token of each row, and number of tokens.
+    starts: list[int]
+    counts: list[int]
+
+
 class Arrears:
     """Features and tokens by slot and position, and how far the head has run over each slot."""
 
@@ -71,6 +83,14 @@ class Arrears:
                     yield self._take(first_row + i, lengths[i : i + 1])
         elif 0 < max(behind) <= SHORT:
             yield self._take(first_row, lengths)
+
+    def rest(self, first_row: int, lengths: Sequence[int]) -> Rest:
+        """Return all that rows of these lengths are behind; once taken, they are not any more."""
+        rows = slice(first_row, first_row + len(lengths))
+        starts = self._done[rows]
+        counts = [max(0, length - start) for length, start in zip(lengths, starts, strict=True)]
+        self._done[rows] = lengths
+        return Rest(self._features_SCF, self._tokens_SC, starts, counts)
 
     def forget(self) -> None:
         """Let the head run over everything again, since it has changed."""

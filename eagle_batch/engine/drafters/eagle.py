@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from eagle_batch.engine.drafters.arrears import Arrears
+from eagle_batch.engine.controller import Shape
+from eagle_batch.engine.drafters.arrears import Arrears, Rest
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.engine.tree import DraftTree
@@ -89,11 +90,19 @@ class EagleDrafter(GrowingDrafter):
 
     def draft(self, state: DraftState) -> DraftTree:
         """Bring the head up to date, then grow the tree of each row; see `GrowingDrafter`."""
-        self._follow(state)
         if self._grower is None or state.guide is not None:
+            self._follow(state)
             return super().draft(state)
-        states_BH = self.states_SH[state.first_row : state.first_row + len(state.root_B)]
-        return self._grower.grow(state, states_BH, self.depth, self.width, self.nodes)
+        shape = Shape(self.depth, self.width, self.nodes)
+        return self._grower.grow(state, self.states_SH, self._rest(state), shape)
+
+    def _rest(self, state: DraftState) -> Rest | None:
+        """Return what rows are still behind when all but the grower had its turn."""
+        if self._arrears is None or self._grower is None or not self._grower.follows:
+            self._follow(state)
+            return None
+        self._catch_up(state, short=False)
+        return self._arrears.rest(state.first_row, state.length_B.tolist())
 
     def _follow(self, state: DraftState) -> None:
         """Run the head over everything that rows are behind with."""
