@@ -169,8 +169,7 @@ def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ..
     ]
     # Where memory is the limit, about eight tokens are verified at the price of one.
     beside = [PLAIN, *trees[:2], (trees or chains)[-1]]
-    lengths = [b for b in (branch // 2, branch) if b]
-    branches = [replace(shape, branch=b) for shape in beside for b in lengths]
+    branches = [replace(shape, branch=branch) for shape in beside if branch]
     return tuple(dict.fromkeys([PLAIN, *chains, *trees, *branches]))
 
 

@@ -185,7 +185,7 @@ class Completion:
 #: Rows decoded together where nobody says how many.
 DEFAULT_SLOTS = 16
 #: Nodes of an n-gram branch beside a tree where nobody says how many.
-DEFAULT_BRANCH = 8
+DEFAULT_BRANCH = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ class Speculation(Section):
         default=None,
         ge=0,
         le=32,
-        description="Nodes of an n-gram branch beside what a head or draft model drafts: what "
-        "followed the same tokens earlier in the row. With auto it is one more choice, of up to 8 "
+        description="Most nodes of an n-gram branch beside what a head or draft model drafts: what "
+        "followed the same tokens earlier in the row. With auto it is one more choice, of up to 16 "
         "nodes unless said otherwise; else null and 0 draft none.",
     )
     adapt: Annotated[Adapt | None, BeforeValidator(_adapt_switch)] = Field(

@@ -132,13 +132,15 @@ def test_the_grid_offers_the_branch_alone_and_beside_trees() -> None:
     assert Shape(4, 4, 12, 3).name == "4,4,12,+3"
 
 
-def test_a_branch_is_left_out_where_nothing_repeats() -> None:
-    """Its nodes would be verified for nothing."""
+def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
+    """Other nodes would be verified for nothing."""
     target = tiny_target()
-    merged = drafter(target, "head", 2, branch=5)
-    merged.use(Shape(4, 3, 8, 5))
+    merged = drafter(target, "head", 2, branch=9)
+    merged.use(Shape(4, 3, 8, 9))
     sizes = []
-    for texts in ([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], [[1, 2, 3, 4, 1, 2], [9] * 6]):
+    alone = [7, 8, 9, 10, 11, 12]
+    for again in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 1, 2], [9] * 6):
+        texts = [alone, again]
         tokens_BA = torch.tensor(texts)
         zero_B = torch.zeros(2, dtype=torch.int64)
         chain = CommittedChain(0, zero_B, zero_B + 5, 0)
@@ -153,4 +155,5 @@ def test_a_branch_is_left_out_where_nothing_repeats() -> None:
             longest=6,
         )
         sizes.append(merged.draft(state).tokens_BN.shape[1])
-    assert sizes == [9, 14]
+    # Nothing, and one token alone, are no match; then two, and five.
+    assert sizes == [9, 9, 9 + 4, 9 + 9]

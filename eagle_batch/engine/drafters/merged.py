@@ -16,7 +16,7 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.engine.drafters.ngram import NgramDrafter, is_match
+from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.tree import DraftTree, Selection, build_tree, root_tree
 from eagle_batch.models.heads import Head
 from eagle_batch.models.quick import kernels_take
@@ -57,17 +57,10 @@ class MergedDrafter:
             self._model.prepare(state)
 
     def draft(self, state: DraftState) -> DraftTree:
-        """Return the model's tree with the branch behind its nodes.
-
-        Where the host may look, the branch is left out while no row's text repeats itself.
-        """
+        """Return the model's tree with the branch behind its nodes."""
         tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
-        if not self.branch:
-            return tree
-        branch_BD, length_B = self._ngram.look_back(state)
-        if state.params.host_looks and not is_match(length_B):
-            return tree
-        return merge(tree, branch_BD)
+        branch_BD = self._ngram.branches(state) if self.branch else None
+        return tree if branch_BD is None or branch_BD.shape[1] == 0 else merge(tree, branch_BD)
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange what is known of two rows."""
@@ -124,7 +117,7 @@ def _merge_compiled(tree: DraftTree, branch_BD: Tensor, depth: int) -> DraftTree
     kernels.merge(
         tuple(part.contiguous().numpy() for part in parts),
         tree.ancestors_BNN.contiguous().numpy(),
-        branch_BD.numpy(),
+        branch_BD.contiguous().numpy(),
         tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
         ancestors_BXX.numpy(),
     )

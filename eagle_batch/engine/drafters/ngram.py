@@ -16,13 +16,16 @@ from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order, root_tree
 from eagle_batch.models.quick import kernels_take
 
-#: Tokens that must agree for a match to be worth its verification.
-_LEAST_MATCH = 2
+#: Tokens that must agree for what followed to be worth its verification, and drafted tokens for
+#: each of them at most: after two, one in two first guesses is right; after twelve, one in two
+#: sixteenth ones (greedy answers of the demo target, MT-bench, GSM8K and HumanEval).
+_LEAST_MATCH, _PER_MATCH = 2, 2
 
 
-def is_match(length_B: Tensor) -> bool:
-    """Whether any row's text has been here before; waits for the device."""
-    return int(length_B.max()) >= _LEAST_MATCH
+def worth(length_B: Tensor) -> int:
+    """Return how many tokens of the continuations of matches are worth drafting; the host waits."""
+    longest = int(length_B.max())
+    return longest * _PER_MATCH if longest >= _LEAST_MATCH else 0
 
 
 class NgramDrafter:
@@ -34,7 +37,7 @@ class NgramDrafter:
     late = True  # it does no more than put tokens down
 
     def __init__(
-        self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 3
+        self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 8
     ) -> None:
         self.depth = self.nodes = depth
         self._longest = longest
@@ -56,15 +59,21 @@ class NgramDrafter:
         """Do nothing: nothing is put off."""
 
     def draft(self, state: DraftState) -> DraftTree:
-        """Return what followed the best earlier match; nonsense where there is none.
+        """Return what followed the best earlier matches; nonsense where there are none.
 
-        Where the host may look, and no row has a match, the root alone.
+        Where the host may look, no more of it than is worth its verification.
         """
-        drafted_BD, length_B = self.look_back(state)
-        if state.params.host_looks and not is_match(length_B):
+        drafted_BD = self.branches(state)
+        depth = drafted_BD.shape[1]
+        if depth == 0:
             return root_tree(state.root_B)
-        parents_BD = torch.arange(self.depth, device=drafted_BD.device).expand_as(drafted_BD)
-        return build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), self.depth)
+        parents_BD = torch.arange(depth, device=drafted_BD.device).expand_as(drafted_BD)
+        return build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), depth)
+
+    def branches(self, state: DraftState) -> Tensor:
+        """Return the tokens that `draft` makes chains of, `[B, D]`."""
+        drafted_BD, length_B = self.look_back(state)
+        return drafted_BD[:, : worth(length_B)] if state.params.host_looks else drafted_BD
 
     def look_back(self, state: DraftState) -> tuple[Tensor, Tensor]:
         """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`."""
