@@ -30,7 +30,7 @@ class DraftShape:
     depth: int = 0
     width: int = 0
     nodes: int = 0
-    #: Nodes of an n-gram branch beside a chain or a dynamic tree.
+    #: Most nodes of an n-gram branch beside a chain or a dynamic tree.
     branch: int = 0
 
     @property
@@ -49,8 +49,8 @@ class DraftShape:
     def parse(cls, text: str) -> DraftShape:
         """Read `plain`, `auto`, `static`, `chain:D`, `ngram:D` or `dynamic:DEPTH,WIDTH,NODES`.
 
-        `+N` behind a chain or a dynamic tree is an n-gram branch of N nodes beside it. Raises
-        ValueError on anything else.
+        `+N` behind a chain or a dynamic tree is an n-gram branch of at most N nodes beside it.
+        Raises ValueError on anything else.
         """
         found = _DRAFT.fullmatch(text)
         if found is None:

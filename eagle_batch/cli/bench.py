@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="SHAPE",
     help="auto, static, ngram:DEPTH, chain:DEPTH or dynamic:DEPTH,WIDTH,NODES; the last two "
-    "with +N for an n-gram branch of N nodes.",
+    "with +N for an n-gram branch of at most N nodes.",
 )
 @click.option("--max-tokens", default=128, show_default=True, help="New tokens for each prompt.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; else top_p 0.95.")

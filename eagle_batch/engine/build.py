@@ -181,14 +181,15 @@ def slot_bytes(parts: Parts, spec: EngineSpec, context: int) -> int:
     """Return the memory of one row: keys and values, what drafts it, and its logits."""
     target, nodes = parts.target, spec.nodes + spec.branch
     columns = context + nodes + 2
-    numbers = columns * _column(target)
+    numbers, drafted = columns * _column(target), 0
     if parts.draft is not None:
         numbers += columns * _column(parts.draft)
     elif parts.head is not None:
         config = parts.head.config
         numbers += columns * (2 * config.kv_heads * config.head_dim + config.feature_width)
-    logits = (1 + nodes) * target.shape.vocab * _LOGIT_BYTES
-    return numbers * target.dtype.itemsize + logits
+        drafted = spec.width * config.draft_vocab
+    logits = (1 + nodes) * target.shape.vocab + drafted
+    return numbers * target.dtype.itemsize + logits * _LOGIT_BYTES
 
 
 def _column(model: Target) -> int:

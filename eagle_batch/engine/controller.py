@@ -48,7 +48,7 @@ class Shape:
     depth: int
     width: int
     nodes: int
-    #: Nodes of an n-gram branch beside the tree.
+    #: Most nodes of an n-gram branch beside the tree.
     branch: int = 0
 
     @property
@@ -58,7 +58,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Drafted tokens that are verified."""
+        """Most drafted tokens that are verified."""
         return self.nodes + self.branch
 
     @property
@@ -134,8 +134,12 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Cost:
-    """What a round takes: the least of the first ones, for a machine only ever disturbs upwards."""
+    """What a round takes: the least of the first ones, for a machine only ever disturbs upwards.
 
+    Where rounds differ by themselves, their mean.
+    """
+
+    differ: bool
     value: float = 0.0
     count: int = 0
 
@@ -144,15 +148,19 @@ class _Cost:
         if self.count == 1:
             self.value = seconds
         elif self.count <= _FIRST_COSTS:
-            self.value = min(self.value, seconds)
+            mean = self.value + (seconds - self.value) / self.count
+            self.value = mean if self.differ else min(self.value, seconds)
         else:
             self.value += (seconds - self.value) * _COST_BLEND
 
 
-def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ...]:
+def grid(
+    depth: int, width: int, nodes: int, branch: int = 0, *, fitted: bool = False
+) -> tuple[Shape, ...]:
     """Return the shapes to choose from, the given one being the largest; plain comes first.
 
     branch: nodes of an n-gram branch, which is then a choice alone and beside some of the trees.
+    fitted: a branch is no longer than it is worth in a round, so that a shorter one is no choice.
     """
     chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
@@ -169,7 +177,8 @@ def grid(depth: int, width: int, nodes: int, branch: int = 0) -> tuple[Shape, ..
     ]
     # Where memory is the limit, about eight tokens are verified at the price of one.
     beside = [PLAIN, *trees[:2], (trees or chains)[-1]]
-    branches = [replace(shape, branch=branch) for shape in beside if branch]
+    lengths = [b for b in ((branch,) if fitted else (branch // 2, branch)) if b]
+    branches = [replace(shape, branch=b) for shape in beside for b in lengths]
     return tuple(dict.fromkeys([PLAIN, *chains, *trees, *branches]))
 
 
@@ -238,7 +247,8 @@ class Controller:
                 self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
-            self._cost.setdefault((shape, _bucket(rows)), _Cost()).add(seconds)
+            differ = shape.branch > 0
+            self._cost.setdefault((shape, _bucket(rows)), _Cost(differ)).add(seconds)
         self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
 
@@ -310,7 +320,10 @@ class Controller:
         return sum(chance**level for level in range(shape.reach + 1))
 
     def _least_seconds(self, shape: Shape, rows: int) -> float:
-        """Return what an untried shape costs at least: as much as any smaller one, and its pass."""
+        """Return what an untried shape costs at least: as much as any smaller one, and its pass.
+
+        A branch counts in full, since some row of the batch may have use for it.
+        """
         known = [
             e.seconds
             for e in self.estimates(rows)

@@ -3,8 +3,9 @@
 `step()` runs one round for all active rows: draft a tree, verify it with one pass of the target,
 commit the accepted path, extend the drafter over it. Prompts that come into free slots go along in
 the same pass, or have one of their own while most slots are empty.
-Everything inside a round is tensor work on fixed shapes; the only synchronisation reads the
-round's result.
+Everything inside a round is tensor work on shapes that are fixed before it; the only
+synchronisation reads the round's result. On the CPU, where looking at results is free, an n-gram
+branch may be cut to what it is worth.
 
 Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a path, V vocabulary.
 """
@@ -84,7 +85,7 @@ class Engine:
         self._controller: Controller | None = None
         if auto and drafter is not None:
             self._passes = self._calibrated()
-            self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
+            self._controller = self._new_controller()
         self._slots = Slots(slots, target.device)
         self._waiting = Waiting()
         #: Whether the last step had prompts and a round in one pass.
@@ -156,10 +157,15 @@ class Engine:
         assert self._fixed.nodes + self._fixed.branch <= self._room, "the slots have no such room"
         self.drafter = drafter
         self._aux_layers = drafter.aux_layers
-        self._controller = Controller(grid(*astuple(self._fixed)), self._passes.ratio)
+        self._controller = self._new_controller()
         self._counters.deepen(self._fixed.reach)
         for row in self._slots.rows:
             row.followed = False
+
+    def _new_controller(self) -> Controller:
+        # On the CPU a branch is cut to its worth in every round: no shorter one is a choice.
+        shapes = grid(*astuple(self._fixed), fitted=self.target.device.type == "cpu")
+        return Controller(shapes, self._passes.ratio)
 
     def add(self, request: Request) -> None:
         """Queue a request.

@@ -223,7 +223,8 @@ def look_back(token_BC, last_B, longest, draft_BD, length_B):
                 break
         length_B[b] = most
         for d in range(draft_BD.shape[1]):
-            draft_BD[b, d] = max(token_BC[b, min(place + 1 + d, token_BC.shape[1] - 1)], 0)
+            # Beyond the last token it begins again: the text goes round in a circle.
+            draft_BD[b, d] = max(token_BC[b, place + 1 + d % (last - place)], 0)
 
 
 @_kernel

@@ -184,7 +184,7 @@ class Completion:
 
 #: Rows decoded together where nobody says how many.
 DEFAULT_SLOTS = 16
-#: Nodes of an n-gram branch beside a tree where nobody says how many.
+#: Most nodes of an n-gram branch beside a tree where nobody says how many.
 DEFAULT_BRANCH = 16
 
 
@@ -213,7 +213,7 @@ class EngineSpec:
     nodes: int = 12
     #: Without a head, draft what followed the same tokens earlier in the row.
     ngram: bool = False
-    #: Nodes of an n-gram branch beside the tree of a head or draft model; 0 has none.
+    #: Most nodes of an n-gram branch beside the tree of a head or draft model; 0 has none.
     branch: int = 0
     #: Choose the shape of each round while running, the one above being the largest.
     auto: bool = False
@@ -268,7 +268,7 @@ class EngineMetrics:
     #: Sum over passes of the slots there are; with `row_passes` it gives the share in use.
     slot_passes: int = 0
     #: Verification passes by the shape of their draft, "plain" or "depth,width,nodes", with
-    #: ",+nodes" where it had an n-gram branch.
+    #: ",+nodes" where it might have an n-gram branch of so many.
     passes_by_shape: tuple[tuple[str, int], ...] = ()
     #: The same by "rows shape", rows being the highest of its kind: 1, 2, 4, 8, ...
     passes_by_rows: tuple[tuple[str, int], ...] = ()

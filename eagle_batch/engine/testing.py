@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,17 @@ def tiny_target(family: str = "llama", **options: Any) -> Target:
 
 
 def tiny_head(
-    target: Target, kind: str = "eagle3", *, draft_vocab: int | None = None, seed: int = 1
+    target: Target,
+    kind: str = "eagle3",
+    *,
+    draft_vocab: int | None = None,
+    seed: int = 1,
+    **changes: Any,
 ) -> Head:
-    """Return a random head that fits a target; with a small vocabulary it is right now and then."""
+    """Return a random head that fits a target; with a small vocabulary it is right now and then.
+
+    changes: of its `HeadConfig`.
+    """
     shape = target.shape
     draft_vocab = shape.vocab if kind == "eagle1" or draft_vocab is None else draft_vocab
     config = HeadConfig(
@@ -110,6 +119,7 @@ def tiny_head(
         aux_layers=() if kind == "eagle1" else (1, shape.layers // 2, shape.layers - 1),
         own_lm_head=kind != "eagle1",
     )
+    config = replace(config, **changes)
     torch.manual_seed(seed)
     ids = torch.randperm(shape.vocab)[:draft_vocab].sort().values
     full = draft_vocab == shape.vocab

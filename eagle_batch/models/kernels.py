@@ -310,7 +310,7 @@ def share(inputs):
 
 
 @_kernel
-def _multiply(w, row, outputs, inputs, x_RA, rows, out_RC, first, kind):
+def multiply_part(w, row, outputs, inputs, x_RA, rows, out_RC, first, kind):
     """Multiply with `outputs` rows of the matrix at `w`; write from column `first` on."""
     step = inputs * kind.itemsize
     out = out_RC.ctypes.data + first * out_RC.itemsize
@@ -344,7 +344,7 @@ def _project(rank, counters, phase, stack, layer, buffers, x_RH, given_RA, kind)
     while unit < units:
         first = unit * size
         count, w = min(size, outputs - first), stack.weights_L4[layer, 0]
-        _multiply(w, first, count, inputs, x_RA, rows, buffers.qkv_RX, first, kind)
+        multiply_part(w, first, count, inputs, x_RA, rows, buffers.qkv_RX, first, kind)
         if stack.bias_LX.shape[1]:
             for r in range(rows):
                 for o in range(first, first + count):
@@ -381,7 +381,7 @@ def _add(rank, counters, phase, w, inputs_RA, buffers, x_RH, kind):
     while unit < units:
         first = unit * size
         count = min(size, outputs - first)
-        _multiply(w, first, count, inputs, inputs_RA, rows, part_RC, 0, kind)
+        multiply_part(w, first, count, inputs, inputs_RA, rows, part_RC, 0, kind)
         for r in range(rows):
             for o in range(count):
                 x_RH[r, first + o] += part_RC[r, o]
@@ -404,8 +404,8 @@ def _feed(rank, counters, phase, stack, layer, buffers, x_RH, kind):
     while unit < units:
         first = unit * size
         count = min(size, outputs - first)
-        _multiply(w, first, count, inputs, x_RA, rows, part_RC, 0, kind)
-        _multiply(w, outputs + first, count, inputs, x_RA, rows, part_RC, size, kind)
+        multiply_part(w, first, count, inputs, x_RA, rows, part_RC, 0, kind)
+        multiply_part(w, outputs + first, count, inputs, x_RA, rows, part_RC, size, kind)
         gate(part_RC, rows, size, count, first, buffers.gated_RI)
         finish(counters, phase)
         unit = claim(counters, phase)
@@ -428,6 +428,24 @@ def _keep(counters, phase, boundary, x_RH, keep_K, kept_RF):
 
 #: Phases of a layer.
 PHASES = 6
+
+
+@_kernel
+def score(rank, counters, phase, w, norm_H, eps, buffers, x_RH, out_RO, kind):
+    """Multiply the norm of the residual stream with the matrix at an address."""
+    (rows, inputs), outputs, x_RA = x_RH.shape, out_RO.shape[1], buffers.inputs_WRA[rank]
+    size = share(inputs)
+    units = -(-outputs // size)
+    unit = claim(counters, phase)
+    if unit < units:
+        normalise(x_RH, norm_H, eps, x_RA)
+    while unit < units:
+        first = unit * size
+        count = min(size, outputs - first)
+        multiply_part(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
+        finish(counters, phase)
+        unit = claim(counters, phase)
+    settle(counters, phase, units)
 
 
 @_kernel
@@ -461,19 +479,20 @@ def decode(rank, counters, stack, place, storage, buffers, x_RH, given_RA, keep_
 @_kernel
 def product(_rank, counters, w, x_RA, out_RO, kind):
     """Write `x @ w.T` for the matrix at an address, in float32; one phase of a team."""
-    multiply_all(counters, 0, w, x_RA, x_RA.shape[0], x_RA.shape[1], out_RO, kind)
+    multiply_all(counters, 0, w, x_RA, out_RO, kind)
 
 
 @_kernel
-def multiply_all(counters, phase, w, x_RA, rows, inputs, out_RO, kind):
-    """Multiply the first of the rows, and of their inputs, with the matrix at an address."""
-    outputs, size = out_RO.shape[1], share(inputs)
+def multiply_all(counters, phase, w, x_RA, out_RO, kind):
+    """Multiply all rows with the matrix at an address."""
+    (rows, inputs), outputs = x_RA.shape, out_RO.shape[1]
+    size = share(inputs)
     units = -(-outputs // size)
     unit = claim(counters, phase)
     while unit < units:
         first = unit * size
         count = min(size, outputs - first)
-        _multiply(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
+        multiply_part(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
         finish(counters, phase)
         unit = claim(counters, phase)
     settle(counters, phase, units)

@@ -164,4 +164,6 @@ def test_looking_back_finds_the_longest_match_and_the_latest_of_these(
 
         best = max(range(last), key=lambda place: (agree(place), place))
         assert int(found[1][row]) == agree(best)
-        assert found[0][row].tolist() == text[best + 1 : best + 1 + depth]
+        # Beyond the end it begins again.
+        circle = text[best + 1 : last + 1]
+        assert found[0][row].tolist() == [circle[d % len(circle)] for d in range(depth)]

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from eagle_batch.engine.drafters.base import CommittedChain
 
-#: Tokens of a row above which it catches up by itself: padded to it, others would cost as much.
-SHORT = 16
+#: Tokens of a row above which it catches up by itself: padded to it, others would cost as much. A
+#: round's longest draft and its bonus token stay below.
+SHORT = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Drafter(Protocol):
     nodes: int
     depth: int
     width: int
-    #: Nodes of an n-gram branch beside the tree, each the child of the one before.
+    #: Most nodes of an n-gram branch beside the tree, each the child of the one before.
     branch: int
     #: Whether tokens are only put down until there is something to draft, which costs next to
     #: nothing where that never comes.

@@ -60,8 +60,8 @@ class Grower:
             fc_bias=torch.empty(0).numpy() if bias is None else bias.detach().float().numpy(),
             target_W=target_ids_W.numpy(),
             normed=head.config.norm_before_residual,
-            cos_CP=rotations.cos_TP.numpy(),
-            sin_CP=rotations.sin_TP.numpy(),
+            cos_DQ=rotations.cos_TP.numpy(),
+            sin_DQ=rotations.sin_TP.numpy(),
         )
         self._memory: dict[str, Any] = {}
         #: What products take in.
@@ -72,6 +72,8 @@ class Grower:
         self, state: DraftState, states_SH: Tensor, rest: Rest | None, shape: Shape
     ) -> DraftTree:
         """Return the trees that `GrowingDrafter.draft` grows.
+
+        But for greedy rows beside sampled ones: the log-chances of their candidates are exact here.
 
         states_SH: what each slot drafts from; brought up to date where rows are behind.
         rest: what they are behind with, for a grower that `follows`.
@@ -108,10 +110,10 @@ class Grower:
         features = torch.zeros(1, 1, 0) if rest is None else rest.features_SCF
         tokens = torch.zeros(1, 1, dtype=torch.int64) if rest is None else rest.tokens_SC
         return kernels.Behind(
-            features_SCF=elements(features),
-            token_SC=tokens.numpy(),
+            features_SDF=elements(features),
+            token_SD=tokens.numpy(),
             start_B=np.array(starts),
-            begin_D=np.concatenate(([0], np.cumsum(counts))),
+            begin_Z=np.concatenate(([0], np.cumsum(counts))),
             count_B=np.array(counts),
             visible_BNN=np.broadcast_to(_causal(longest), (batch, longest, longest)).copy(),
             rotation_R=self._take("rotations", np.int64, rows),
@@ -154,7 +156,7 @@ class Grower:
             logits_EW=self._take("logits", F32, nodes, self._draft_vocab),
             rotation_E=self._take("rotation", np.int64, nodes),
             column_E=self._take("column", np.int64, nodes),
-            begin_F=np.arange(0, nodes + 1, width),
+            begin_Z=np.arange(0, nodes + 1, width),
             extra_B=self._take("extra", np.int64, batch),
             gain_BKK=self._take("gain", F32, *children),
             child_BKK=self._take("child", np.int64, *children),
@@ -164,9 +166,9 @@ class Grower:
             pick_BK=self._take("pick", np.int64, *frontier),
             best_BK=self._take("best", F32, *frontier),
             visible_2BKM=self._take("visible", np.bool_, 2, batch, width, depth * width),
-            token_BC=self._take("tokens", np.int64, *records),
-            score_BC=self._take("scores", F32, *records),
-            parent_BC=self._take("parents", np.int64, *records),
+            token_BX=self._take("tokens", np.int64, *records),
+            score_BX=self._take("scores", F32, *records),
+            parent_BX=self._take("parents", np.int64, *records),
             value_TC=self._take("values", F32, *candidates),
             place_TC=self._take("places", np.int64, *candidates),
         )

@@ -5,9 +5,10 @@ take longer than they do. First the head runs over the tokens that were committe
 draft, then it grows the trees, and at last their best nodes are picked.
 
 Shape legend: B rows, R tokens that the head is behind with, N those of a row at most, F width of
-the target's features, K width, P parents of a level (1, then K), E = B * P their nodes, L levels, C
-candidate records, H hidden size of the head, A = 2 * H, V target vocabulary, W draft vocabulary, M
-scratch columns, T threads, S slots.
+the target's features, K width, P parents of a level (1, then K), E = B * K nodes of a level at
+most, L levels, X candidate records, H hidden size of the head, A = 2 * H, V target vocabulary, W
+draft vocabulary, M scratch columns, T threads, C candidates under noise, S slots, D positions of a
+slot, Q pairs of a rotation, Z = B + 1.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from eagle_batch.models.kernels import (
     exponential,
     multiply_all,
     narrow,
-    normalise,
     normalise_row,
     run_layer,
+    score,
     wide,
 )
 from eagle_batch.models.team import claim, finish, settle
@@ -53,9 +54,9 @@ class Head(NamedTuple):
     target_W: Any
     #: Whether the residual stream begins with the normed state.
     normed: Any
-    #: float32 [C, D/2]; the rotations of all positions.
-    cos_CP: Any
-    sin_CP: Any
+    #: float32 [D, Q]; the rotations of all positions.
+    cos_DQ: Any
+    sin_DQ: Any
 
 
 class Rows(NamedTuple):
@@ -78,11 +79,11 @@ class Behind(NamedTuple):
     """Committed tokens that the head has not run over."""
 
     #: What the target made of all tokens, float32 or the bits of bfloat16, and what followed them.
-    features_SCF: Any
-    token_SC: Any
-    #: int64 [B]; the first token of each row, and int64 [B + 1]; which of the R are a row's.
+    features_SDF: Any
+    token_SD: Any
+    #: int64 [B]; the first token of each row, and int64 [Z]; which of the R are a row's.
     start_B: Any
-    begin_D: Any
+    begin_Z: Any
     #: int64 [B]; how many those of each row are.
     count_B: Any
     #: bool [B, N, N]; causal.
@@ -109,7 +110,7 @@ class Memory(NamedTuple):
     #: int64; see `kernels.Place`.
     rotation_E: Any
     column_E: Any
-    begin_F: Any
+    begin_Z: Any
     extra_B: Any
     #: Children of the nodes: log-chances and target ids.
     gain_BKK: Any
@@ -123,9 +124,9 @@ class Memory(NamedTuple):
     #: bool [2, B, K, M]; scratch columns that they see: of this level and of the next.
     visible_2BKM: Any
     #: All candidates: tokens, scores, parents.
-    token_BC: Any
-    score_BC: Any
-    parent_BC: Any
+    token_BX: Any
+    score_BX: Any
+    parent_BX: Any
     #: Of each thread: candidates under noise.
     value_TC: Any
     place_TC: Any
@@ -151,10 +152,10 @@ def _collect(counters, phase, rows, behind, capacity):
     while b < units:
         slot = rows.slot_B[b]
         for n in range(behind.count_B[b]):
-            r = behind.begin_D[b] + n
-            place = min(behind.start_B[b] + n, capacity - 1)
+            r = behind.begin_Z[b] + n
+            place = min(behind.start_B[b] + n, behind.features_SDF.shape[1] - 1)
             for f in range(behind.feature_RF.shape[1]):
-                behind.feature_RF[r, f] = narrow(wide(behind.features_SCF[slot, place, f]), like)
+                behind.feature_RF[r, f] = narrow(wide(behind.features_SDF[slot, place, f]), like)
             behind.rotation_R[r], behind.column_R[r] = place, slot * capacity + place
         finish(counters, phase)
         b = claim(counters, phase)
@@ -168,12 +169,12 @@ def _join(counters, phase, head, rows, behind):
     r = claim(counters, phase)
     while r < units:
         b = 0
-        while behind.begin_D[b + 1] <= r:
+        while behind.begin_Z[b + 1] <= r:
             b += 1
         place = behind.rotation_R[r]
         for i in range(head.fc_bias.shape[0]):
             behind.fused_RH[r, i] += head.fc_bias[i]
-        token = behind.token_SC[rows.slot_B[b], place]
+        token = behind.token_SD[rows.slot_B[b], place]
         _put(head, token, behind.fused_RH, r, behind.given_RA, behind.x_RH)
         finish(counters, phase)
         r = claim(counters, phase)
@@ -184,16 +185,15 @@ def _join(counters, phase, head, rows, behind):
 def _follow(rank, counters, head, rows, behind, storage, buffers, kind):
     """Run the head over what it is behind with: eight phases."""
     _collect(counters, 0, rows, behind, storage.shape[2])
-    tokens, width = behind.feature_RF.shape
-    multiply_all(counters, 1, head.fc, behind.feature_RF, tokens, width, behind.fused_RH, kind)
+    multiply_all(counters, 1, head.fc, behind.feature_RF, behind.fused_RH, kind)
     _join(counters, 2, head, rows, behind)
     place = kernels.Place(
-        head.cos_CP,
-        head.sin_CP,
+        head.cos_DQ,
+        head.sin_DQ,
         behind.rotation_R,
         behind.column_R,
         rows.slot_B,
-        behind.begin_D,
+        behind.begin_Z,
         behind.start_B,
         behind.count_B,
         behind.visible_BNN,
@@ -211,7 +211,7 @@ def _begin(counters, phase, rows, behind, state_SH, x_EH):
         slot = rows.slot_B[b]
         for i in range(x_EH.shape[1]):
             if behind.count_B[b] > 0:
-                x_EH[b, i] = behind.x_RH[behind.begin_D[b + 1] - 1, i]
+                x_EH[b, i] = behind.x_RH[behind.begin_Z[b + 1] - 1, i]
                 state_SH[slot, i] = narrow(x_EH[b, i], like)
             else:
                 x_EH[b, i] = wide(state_SH[slot, i])
@@ -273,7 +273,8 @@ def _perturb(rows, b, level, head, values_C, token_C, total):
     factor, offset = rows.words_LB2[level, b, 0], rows.words_LB2[level, b, 1]
     for c in range(values_C.shape[0]):
         value, token = values_C[c], head.target_W[token_C[c]]
-        kept = c < rows.top_k_B[b] and before < rows.top_p_B[b] and not value < floor
+        inside = rows.top_p_B[b] >= 1 or before < rows.top_p_B[b]
+        kept = c < rows.top_k_B[b] and inside and not value < floor
         before += exponential(value - total)
         noise = noise_of(token_bits(rows.scrambled_V[token], factor, offset))
         values_C[c], token_C[c] = value + noise * temperature if kept else _LOWEST, token
@@ -283,11 +284,11 @@ def _perturb(rows, b, level, head, values_C, token_C, total):
 def _take_best(values_C, token_C, gain_K, child_K):
     """Write the highest values as log-chances among all of them, and their tokens."""
     highest, total, width = np.max(values_C), F32(0), gain_K.shape[0]
-    gain_K[:], child_K[:] = _LOWEST, token_C[0]
     for c in range(values_C.shape[0]):
         total += exponential(values_C[c] - highest)
-        if values_C[c] > gain_K[width - 1]:
-            insert(gain_K, child_K, width - 1, values_C[c], token_C[c])
+        # What was filtered out is still a guess: no two children are the same.
+        if c < width or values_C[c] > gain_K[width - 1]:
+            insert(gain_K, child_K, min(c, width - 1), values_C[c], token_C[c])
     for k in range(width):
         gain_K[k] -= highest + np.log(total)
 
@@ -301,11 +302,11 @@ def _advance(counters, phase, level, parents, memory):
     while b < units:
         frontier = (memory.gain_BKK, memory.score_BK, memory.visible_2BKM[level & 1])
         seen = memory.visible_2BKM[1 - (level & 1)]
-        found = (memory.score_BC, memory.pick_BK, memory.best_BK, seen)
+        found = (memory.score_BX, memory.pick_BK, memory.best_BK, seen)
         advance_row(b, parents, frontier, above, first, found)
         for c in range(parents * width):
-            memory.token_BC[b, first + c] = memory.child_BKK[b, c // width, c % width]
-            memory.parent_BC[b, first + c] = memory.record_BK[b, c // width] if level else -1
+            memory.token_BX[b, first + c] = memory.child_BKK[b, c // width, c % width]
+            memory.parent_BX[b, first + c] = memory.record_BK[b, c // width] if level else -1
         for k in range(width):
             c = memory.pick_BK[b, k]
             memory.token_BK[b, k] = memory.child_BKK[b, c // width, c % width]
@@ -321,7 +322,7 @@ def _advance(counters, phase, level, parents, memory):
 @_kernel
 def _plant(counters, phase, rows, memory, tree, ancestor_BNN):
     """Make the trees: a unit is a row of the batch."""
-    records = (memory.token_BC, memory.score_BC, memory.parent_BC)
+    records = (memory.token_BX, memory.score_BX, memory.parent_BX)
     units, width = memory.token_BK.shape
     b = claim(counters, phase)
     while b < units:
@@ -359,32 +360,29 @@ def grow(
     if behind.x_RH.shape[0] > 0:
         _follow(rank, counters, head, rows, behind, storage, buffers, kind)
     _begin(counters, 8, rows, behind, state_SH, memory.x_EH)
+    stack = head.stack
     for level in range(depth):
         phase, parents = BEFORE + PHASES * level, width if level else 1
         x_EH = memory.x_EH[: batch * parents]
         if level:
             _enter(counters, phase, level, head, rows, memory, storage.shape[2])
             place = kernels.Place(
-                head.cos_CP,
-                head.sin_CP,
+                head.cos_DQ,
+                head.sin_DQ,
                 memory.rotation_E,
                 memory.column_E,
                 rows.slot_B,
-                memory.begin_F,
+                memory.begin_Z,
                 rows.length_B,
                 memory.extra_B,
                 memory.visible_2BKM[level & 1],
             )
-            stack, given = head.stack, memory.given_EA
+            given = memory.given_EA
             run_layer(
                 rank, counters, phase + 1, stack, 0, place, storage, buffers, x_EH, given, kind
             )
-        normed = buffers.inputs_WRA[rank]
-        normalise(x_EH, head.norms_3H[2], head.stack.eps, normed)
-        nodes, hidden = x_EH.shape
-        multiply_all(
-            counters, phase + 6, head.lm_head, normed, nodes, hidden, memory.logits_EW, kind
-        )
+        norm_H, out_EW, w = head.norms_3H[2], memory.logits_EW, head.lm_head
+        score(rank, counters, phase + 6, w, norm_H, stack.eps, buffers, x_EH, out_EW, kind)
         _rank(rank, counters, phase + 7, level, parents, head, rows, memory)
         _advance(counters, phase + 8, level, parents, memory)
     _plant(counters, BEFORE + PHASES * depth, rows, memory, tree, ancestor_BNN)

@@ -20,10 +20,12 @@ from eagle_batch.models.quick import kernels_take
 #: each of them at most: after two, one in two first guesses is right; after twelve, one in two
 #: sixteenth ones (greedy answers of the demo target, MT-bench, GSM8K and HumanEval).
 _LEAST_MATCH, _PER_MATCH = 2, 2
+#: Tokens that are compared at least.
+_LONGEST = 8
 
 
 def worth(length_B: Tensor) -> int:
-    """Return how many tokens of the continuations of matches are worth drafting; the host waits."""
+    """Return how many tokens to draft, by the row whose match is the longest; the host waits."""
     longest = int(length_B.max())
     return longest * _PER_MATCH if longest >= _LEAST_MATCH else 0
 
@@ -37,9 +39,17 @@ class NgramDrafter:
     late = True  # it does no more than put tokens down
 
     def __init__(
-        self, *, slots: int, capacity: int, depth: int, device: torch.device, longest: int = 8
+        self,
+        *,
+        slots: int,
+        capacity: int,
+        depth: int,
+        device: torch.device,
+        longest: int | None = None,
     ) -> None:
+        """Allocate the slots; longest: tokens that are compared, enough for the depth if None."""
         self.depth = self.nodes = depth
+        longest = max(_LONGEST, -(-depth // _PER_MATCH)) if longest is None else longest
         self._longest = longest
         #: Tokens by position; position p of a row is column p + longest, the margin before is -1.
         self.tokens_SC = torch.full(
@@ -76,7 +86,10 @@ class NgramDrafter:
         return drafted_BD[:, : worth(length_B)] if state.params.host_looks else drafted_BD
 
     def look_back(self, state: DraftState) -> tuple[Tensor, Tensor]:
-        """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`."""
+        """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`.
+
+        What goes beyond the row's last token begins again: such a text goes round in a circle.
+        """
         B = state.root_B.shape[0]
         rows_BC = self.tokens_SC[state.first_row : state.first_row + B]
         last_B = state.length_B + self._longest
@@ -93,7 +106,8 @@ class NgramDrafter:
         score_BC = length_BC * rows_BC.shape[1] + columns_C
         score_BC = score_BC.masked_fill(columns_C >= last_B[:, None], -1)
         best_B1 = score_BC.argmax(1, keepdim=True)
-        places_BD = best_B1 + 1 + torch.arange(self.depth, device=rows_BC.device)
+        beyond_B1 = last_B[:, None] - best_B1
+        places_BD = best_B1 + 1 + torch.arange(self.depth, device=rows_BC.device) % beyond_B1
         drafted_BD = rows_BC.gather(1, places_BD.clamp(max=rows_BC.shape[1] - 1))
         return drafted_BD.clamp(min=0), length_BC.gather(1, best_B1)[:, 0]
 
