@@ -31,6 +31,10 @@ _COSTS = (
 )
 
 
+#: Positions of a draft whose acceptance the table shows.
+_SHOWN = 5
+
+
 def _head(names: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
 
@@ -39,7 +43,7 @@ def markdown(measurements: Sequence[Measurement], workload: Workload) -> str:
     """Return the table of speeds, one line for each batch and shape."""
     lines = _head(_SPEEDS)
     for item, record in zip(measurements, records(measurements, workload), strict=True):
-        accepted = " ".join(f"{rate:.2f}" for rate in record["accepted_at"]) or "-"
+        accepted = " ".join(_rates_shown(record["accepted_at"])) or "-"
         lines.append(
             f"| {item.batch} | {item.shape.name} | {item.tokens_per_second:.1f} "
             f"| {record['ratio']:.2f} | {record['acceptance_length']:.2f} | {accepted} "
@@ -47,6 +51,12 @@ def markdown(measurements: Sequence[Measurement], workload: Workload) -> str:
             f"| {item.identical}/{item.rows} |"
         )
     return "\n".join(lines)
+
+
+def _rates_shown(rates: Sequence[float]) -> list[str]:
+    """Return the first rates as texts; a long branch has many, which the records list in full."""
+    more = ["..."] if len(rates) > _SHOWN else []
+    return [f"{rate:.2f}" for rate in rates[:_SHOWN]] + more
 
 
 def costs(measurements: Sequence[Measurement], workload: Workload) -> str:
