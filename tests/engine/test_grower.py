@@ -180,7 +180,7 @@ def test_usual_variants_of_heads_grow_in_one_call(target: Target, changes: dict[
 def test_rows_that_are_behind_catch_up_in_the_same_call(target: Target, dtype: torch.dtype) -> None:
     """Some by many tokens, some by none, and all of them go on from where they are now."""
     bound = 1e-4 if dtype == torch.float32 else 0.2
-    near = {"rtol": bound, "atol": bound}
+    near: dict[str, Any] = {"rtol": bound, "atol": bound}
     at_once, by_level = (drafter_of(fused(target, dtype=dtype), late=True) for _ in range(2))
     assert at_once._grower is not None
     assert at_once._grower.follows

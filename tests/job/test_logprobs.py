@@ -24,7 +24,7 @@ TOPICS = ["aaaa aaaa", "b", "cd cd cd"]
 STAGE = {
     "name": "one",
     "prompt": "ask {{ topic }}",
-    "sampling": {"max_tokens": 12, "temperature": 0.7, "ignore_eos": True},
+    "sampling": {"max_tokens": 12, "temperature": 0.1, "ignore_eos": True},
 }
 
 
