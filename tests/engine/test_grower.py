@@ -129,6 +129,7 @@ def test_one_call_grows_what_the_levels_grow(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("products")
 def test_a_head_in_bfloat16_grows_nearly_the_same(target: Target, kind: str) -> None:
     """Embeddings and the states of the first level are rounded after their norm in one of them."""
     drafter = drafter_of(fused(target, dtype=torch.bfloat16))
