@@ -205,6 +205,20 @@ def test_rows_that_are_behind_catch_up_in_the_same_call(target: Target, dtype: t
             each.extend(chain, features, tokens_BA)
 
 
+def test_features_of_another_kind_than_the_layer_takes_are_fused_by_themselves(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where only the features' width is no multiple of a register of pairs."""
+    with monkeypatch.context() as patch:
+        patch.setattr(grower, "activations", lambda _: torch.float64)
+        apart = drafter_of(fused(target), late=True)
+    together, state = drafter_of(fused(target), late=True), state_of(4, 0, KINDS["greedy"])
+    assert apart._grower is not None
+    assert not apart._grower.follows
+    with torch.inference_mode():
+        assert_same(apart.draft(state), together.draft(state))
+
+
 @pytest.mark.parametrize("changes", [{}, {"norm_before_fc": True}], ids=["follows", "does not"])
 def test_an_engine_accepts_the_same_drafts(target: Target, changes: dict[str, Any]) -> None:
     """Rows come and go, wait with their head,."""

@@ -24,7 +24,7 @@ from eagle_batch.engine.noise import place_words
 from eagle_batch.engine.tree import DraftTree
 from eagle_batch.models.cache import KeyValueCache
 from eagle_batch.models.eagle3 import Eagle3Head
-from eagle_batch.models.fused import elements
+from eagle_batch.models.fused import activations, elements
 from eagle_batch.models.fused_head import FusedHeadLayer, FusedLinear
 from eagle_batch.models.heads import Head
 
@@ -48,7 +48,13 @@ class Grower:
         norms = (head.input_layernorm, head.hidden_norm, head.norm)
         fc = getattr(head, "fc", None)
         #: Whether it runs the head over what rows are behind with, too.
-        self.follows = isinstance(fc, FusedLinear) and head.input_norm is None and not head.fc_norm
+        self.follows = (
+            isinstance(fc, FusedLinear)
+            # Of odd widths it would read beyond the rows of its matrix.
+            and activations([fc.matrix]) == self._stack.takes
+            and head.input_norm is None
+            and not head.fc_norm
+        )
         fuses = fc if self.follows else None
         bias = None if fuses is None else fuses.matrix.bias
         self._head = kernels.Head(
