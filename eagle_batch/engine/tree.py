@@ -9,6 +9,7 @@ Shape legend: B rows, N nodes with the root, K width, R candidate records, D dep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,17 +109,28 @@ def plant(root_B: Tensor, candidates: Candidates, count: int, width: int, depth:
         return build_tree(root_B, select_nodes(candidates, count, width), depth)
     from eagle_batch.engine import kernels
 
-    B, N = root_B.shape[0], count + 1
-    tokens, parents, depths, orders, ranks = torch.empty((5, B, N), dtype=torch.int64)
-    ancestors_BNN = torch.empty((B, N, N), dtype=torch.bool)
+    tree = unfilled_tree(root_B.shape[0], count + 1, depth)
     kernels.plant(
-        tuple(record.numpy() for record in records),
-        root_B.numpy(),
-        width,
-        tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
-        ancestors_BNN.numpy(),
+        tuple(record.numpy() for record in records), root_B.numpy(), width, *tree_arrays(tree)
     )
+    return tree
+
+
+def unfilled_tree(rows: int, nodes: int, depth: int) -> DraftTree:
+    """Return trees on the CPU whose fields a kernel is going to write."""
+    tokens, parents, depths, orders, ranks = torch.empty((5, rows, nodes), dtype=torch.int64)
+    ancestors_BNN = torch.empty((rows, nodes, nodes), dtype=torch.bool)
     return DraftTree(tokens, parents, ancestors_BNN, depths, orders, ranks, depth)
+
+
+def tree_arrays(tree: DraftTree) -> tuple[tuple[Any, ...], Any]:
+    """Return what kernels take as `tree_F`, tokens, parents, depths, orders, ranks; and ancestors.
+
+    The arrays are the tree's own memory where that is in plain order.
+    """
+    fields = (tree.tokens_BN, tree.parents_BN, tree.depth_BN, tree.order_BN, tree.rank_BN)
+    arrays = tuple(field.contiguous().numpy() for field in fields)
+    return arrays, tree.ancestors_BNN.contiguous().numpy()
 
 
 def ancestor_mask(parents_BN: Tensor, depth: int) -> Tensor:

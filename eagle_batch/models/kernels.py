@@ -433,19 +433,10 @@ PHASES = 6
 @_kernel
 def score(rank, counters, phase, w, norm_H, eps, buffers, x_RH, out_RO, kind):
     """Multiply the norm of the residual stream with the matrix at an address."""
-    (rows, inputs), outputs, x_RA = x_RH.shape, out_RO.shape[1], buffers.inputs_WRA[rank]
-    size = share(inputs)
-    units = -(-outputs // size)
-    unit = claim(counters, phase)
-    if unit < units:
+    (rows, inputs), x_RA, unit = x_RH.shape, buffers.inputs_WRA[rank], claim(counters, phase)
+    if unit * share(inputs) < out_RO.shape[1]:
         normalise(x_RH, norm_H, eps, x_RA)
-    while unit < units:
-        first = unit * size
-        count = min(size, outputs - first)
-        multiply_part(w, first, count, inputs, x_RA, rows, out_RO, first, kind)
-        finish(counters, phase)
-        unit = claim(counters, phase)
-    settle(counters, phase, units)
+    _multiply_from(unit, counters, phase, w, x_RA, rows, inputs, out_RO, kind)
 
 
 @_kernel
@@ -485,10 +476,15 @@ def product(_rank, counters, w, x_RA, out_RO, kind):
 @_kernel
 def multiply_all(counters, phase, w, x_RA, out_RO, kind):
     """Multiply all rows with the matrix at an address."""
-    (rows, inputs), outputs = x_RA.shape, out_RO.shape[1]
-    size = share(inputs)
+    (rows, inputs), unit = x_RA.shape, claim(counters, phase)
+    _multiply_from(unit, counters, phase, w, x_RA, rows, inputs, out_RO, kind)
+
+
+@_kernel
+def _multiply_from(unit, counters, phase, w, x_RA, rows, inputs, out_RO, kind):
+    """Multiply rows with the matrix at an address, from a claimed unit on."""
+    outputs, size = out_RO.shape[1], share(inputs)
     units = -(-outputs // size)
-    unit = claim(counters, phase)
     while unit < units:
         first = unit * size
         count = min(size, outputs - first)

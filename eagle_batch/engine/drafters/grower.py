@@ -21,7 +21,7 @@ from eagle_batch.engine.drafters.arrears import Rest
 from eagle_batch.engine.drafters.base import DraftState
 from eagle_batch.engine.drafters.growing import CANDIDATES
 from eagle_batch.engine.noise import place_words
-from eagle_batch.engine.tree import DraftTree
+from eagle_batch.engine.tree import DraftTree, tree_arrays, unfilled_tree
 from eagle_batch.models.cache import KeyValueCache
 from eagle_batch.models.eagle3 import Eagle3Head
 from eagle_batch.models.fused import activations, elements
@@ -84,9 +84,8 @@ class Grower:
         states_SH: what each slot drafts from; brought up to date where rows are behind.
         rest: what they are behind with, for a grower that `follows`.
         """
-        batch, depth, width, N = len(state.root_B), shape.depth, shape.width, shape.nodes + 1
-        tokens, parents, depths, orders, ranks = torch.empty((5, batch, N), dtype=torch.int64)
-        ancestors_BNN = torch.empty((batch, N, N), dtype=torch.bool)
+        batch, depth, width = len(state.root_B), shape.depth, shape.width
+        tree = unfilled_tree(batch, shape.nodes + 1, depth)
         behind = self._behind(rest, batch)
         looking = max(width, int(behind.count_B.max()))
         size = max(batch * width, len(behind.x_RH))
@@ -103,10 +102,9 @@ class Grower:
             storage,
             buffers,
             self._stack.kind,
-            tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
-            ancestors_BNN.numpy(),
+            *tree_arrays(tree),
         )
-        return DraftTree(tokens, parents, ancestors_BNN, depths, orders, ranks, depth)
+        return tree
 
     def _behind(self, rest: Rest | None, batch: int) -> kernels.Behind:
         """Return what rows are behind with, and memory for it."""

@@ -17,7 +17,14 @@ from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
 from eagle_batch.engine.drafters.ngram import NgramDrafter
-from eagle_batch.engine.tree import DraftTree, Selection, build_tree, root_tree
+from eagle_batch.engine.tree import (
+    DraftTree,
+    Selection,
+    build_tree,
+    root_tree,
+    tree_arrays,
+    unfilled_tree,
+)
 from eagle_batch.models.heads import Head
 from eagle_batch.models.quick import kernels_take
 
@@ -110,15 +117,7 @@ def merge(tree: DraftTree, branch_BD: Tensor) -> DraftTree:
 def _merge_compiled(tree: DraftTree, branch_BD: Tensor, depth: int) -> DraftTree:
     from eagle_batch.engine import kernels
 
-    B, X = tree.tokens_BN.shape[0], tree.tokens_BN.shape[1] + branch_BD.shape[1]
-    parts = (tree.tokens_BN, tree.parents_BN, tree.depth_BN, tree.order_BN, tree.rank_BN)
-    tokens, parents, depths, orders, ranks = torch.empty((5, B, X), dtype=torch.int64)
-    ancestors_BXX = torch.empty((B, X, X), dtype=torch.bool)
-    kernels.merge(
-        tuple(part.contiguous().numpy() for part in parts),
-        tree.ancestors_BNN.contiguous().numpy(),
-        branch_BD.contiguous().numpy(),
-        tuple(field.numpy() for field in (tokens, parents, depths, orders, ranks)),
-        ancestors_BXX.numpy(),
-    )
-    return DraftTree(tokens, parents, ancestors_BXX, depths, orders, ranks, depth)
+    B, N = tree.tokens_BN.shape
+    merged = unfilled_tree(B, N + branch_BD.shape[1], depth)
+    kernels.merge(*tree_arrays(tree), branch_BD.contiguous().numpy(), *tree_arrays(merged))
+    return merged
