@@ -3,16 +3,17 @@
 Pure: it sees the shape, the walks and the seconds of finished rounds and names the shape of the
 next one; it reads no clock and touches no tensor. What a row gains with a shape hardly depends on
 the batch, what a round costs does; so gains are kept by shape and costs by shape and number of
-rows. A walk down a large tree tells what a smaller one inside it would have gained, so that one
-trial of the largest fills the gains of all. A shape is tried only while it might still turn out
-the best. Plain decoding is always among the shapes, so the choice falls back to it wherever
-drafting does not pay.
+rows. A walk down a large tree tells what a smaller one inside it would have gained: so the largest
+draft that is not too dear is tried first, and run again now and then, as a survey of all that lie
+in it. A shape is tried only while it might still turn out the best. Plain decoding is always among
+the shapes, so the choice falls back to it wherever drafting does not pay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 #: Row-rounds after which the first estimate of a shape is trusted.
 _TRIAL_ROW_ROUNDS = 32
@@ -28,9 +29,12 @@ _PROBE_EVERY, _PROBE_ROUNDS = 192, 3
 _SELDOM = 4
 #: Highest chance that a drafted token is accepted, where nothing was drafted yet.
 _BEST_CHANCE = 0.9
-#: Plain passes above which the trial of a draft is dear, and the share of a measured ratio of
+#: Plain passes that the verification of a survey may cost, and the share of a measured ratio of
 #: passes that is certain.
-_DEAR, _LEAST_SHARE = 2.5, 0.95
+_DEAR, _LEAST_SHARE = 3.0, 0.95
+#: Share of the rounds that surveys may cost, where drafts pay and where they do not, and the cost
+#: of one, in rounds, from which on there are none.
+_SURVEY_SHARE, _SELDOM_SHARE, _SURVEY_MOST = 0.01, 0.0025, 0.45
 #: Plain passes from which on a draft that never ran must be so much better, were it as good as
 #: hoped, to be tried at all.
 _COSTLY, _WORTH = 1.3, 1.3
@@ -198,6 +202,10 @@ class Controller:
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
         self._total = 0
+        #: The draft that tells most of others, by bucket of rows.
+        self._surveys: dict[int, Shape] = {}
+        #: Rounds that surveys may cost, and what the one that was chosen last is going to.
+        self._credit, self._survey_cost = 0.0, 0.0
         self.renew()
 
     def renew(self) -> None:
@@ -222,7 +230,32 @@ class Controller:
             open_shapes.pop(0)
         if self._probe is not None:
             return self._probe[0]
-        return self.best(rows)
+        return self._surveyed_or_best(rows)
+
+    def _surveyed_or_best(self, rows: int) -> Shape:
+        """Return the shape of a survey where one is due.
+
+        Estimates of what is larger than the draft in use would otherwise rest on texts that are
+        gone.
+        """
+        best, survey = self.best(rows), self._survey(rows)
+        rates = {e.shape: e.rate for e in self.estimates(rows)}
+        self._survey_cost = 0.0
+        if survey in {best, PLAIN} or not rates[survey]:
+            return best
+        cost = max(0.0, 1 - rates[survey] / rates[best])
+        if cost > min(self._credit, _SURVEY_MOST):
+            return best
+        self._survey_cost = cost
+        return survey
+
+    def _survey(self, rows: int) -> Shape:
+        """Return the largest draft whose verification is not too dear; plain where all are."""
+        bucket = _bucket(rows)
+        if bucket not in self._surveys:
+            cheap = [s for s in self._shapes if self._pass_ratio(s, 1 << bucket) <= _DEAR]
+            self._surveys[bucket] = max(cheap, key=_size)
+        return self._surveys[bucket]
 
     def best(self, rows: int) -> Shape:
         """Return the shape with the highest estimated rate; plain where nothing is better."""
@@ -233,6 +266,9 @@ class Controller:
         rows = len(walks)
         self._rounds[shape] += 1
         self._total += 1
+        share = _SELDOM_SHARE if shape == PLAIN else _SURVEY_SHARE
+        self._credit = min(_SURVEY_MOST, self._credit + share) - self._survey_cost
+        self._survey_cost = 0.0
         for other, gain in self._gain.items():
             if other == shape:
                 gain.add(1 + sum(map(len, walks)) / rows, rows)
@@ -282,16 +318,12 @@ class Controller:
     def _trials(self, rows: int) -> list[Shape]:
         """Return the order in which shapes are tried at so many rows.
 
-        The largest tree first, since it tells of all that lie in it; but where its tokens cost many
-        passes, the smallest draft first, since what it accepts tells whether more is worth a trial.
+        The survey first, since it tells of all that lie in it; then the smallest, since what it
+        accepts tells whether more is worth a trial.
         """
-        drafts = sorted(
-            (shape for shape in self._shapes if shape != PLAIN),
-            key=lambda s: (-s.tokens, -s.nodes, -s.depth, -s.width),
-        )
-        if drafts and self._pass_ratio(drafts[0], rows) > _DEAR:
-            drafts.sort(key=lambda s: (s.tokens, s.nodes, s.depth, s.width))
-        return [PLAIN, *drafts]
+        survey = self._survey(rows)
+        others = sorted((s for s in self._shapes if s not in {PLAIN, survey}), key=_size)
+        return list(dict.fromkeys((PLAIN, survey, *others)))
 
     def _on_trial(self, shape: Shape, rows: int) -> bool:
         """Whether a shape is still being tried: too little is known, and it may yet be the best."""
@@ -303,21 +335,36 @@ class Controller:
         if self._rounds[shape] >= _TRIAL_ROUNDS and seen >= _TRIAL_ROW_ROUNDS:
             return False
         hoped = self._hoped(shape)
-        # A round yields 1 to reach + 1 tokens: two standard errors of the mean at the most.
-        if seen >= _TRIAL_ROUNDS:
-            hoped = min(hoped, self._expected(shape) + shape.reach / seen**0.5)
         seconds = self._seconds(shape, rows) or self._least_seconds(shape, rows)
         best = max(e.rate for e in self.estimates(rows))
         doubtful = not self._rounds[shape] and self._pass_ratio(shape, rows) > _COSTLY
         return hoped >= best * seconds * (_WORTH if doubtful else 1.0)
 
     def _hoped(self, shape: Shape) -> float:
-        """Return what a row may gain at the best, from how often a first token is accepted."""
-        first = self._first[shape.width > 1]
-        chance = _BEST_CHANCE
-        if first.weight >= _TRIAL_ROUNDS and shape.width and not shape.branch:
-            chance = min(chance, first.value + first.weight**-0.5)
-        return sum(chance**level for level in range(shape.reach + 1))
+        """Return what a row may gain at the best, by what was seen of this shape and of others."""
+        tree, alone = replace(shape, branch=0), Shape(0, 0, 0, shape.branch)
+        if shape not in {tree, alone} and tree in self._gain and alone in self._gain:
+            # A row goes whichever of the two ways is longer.
+            hoped: float = self._hoped(tree) + self._hoped(alone) - 1
+        else:
+            chance = _BEST_CHANCE if shape.branch else self._first_chance(tree=shape.width > 1)
+            hoped = sum(chance**level for level in range(shape.reach + 1))
+        seen = self._gain[shape].weight
+        if seen < _TRIAL_ROUNDS:
+            return hoped
+        # A round yields 1 to reach + 1 tokens: two standard errors of the mean at the most.
+        return min(hoped, self._expected(shape) + shape.reach / sqrt(seen))
+
+    def _first_chance(self, *, tree: bool) -> float:
+        """Return how often a first token may be accepted at the best."""
+        first = self._first[tree]
+        if first.weight >= _TRIAL_ROUNDS:
+            return min(_BEST_CHANCE, first.value + 1 / sqrt(first.weight))
+        if not tree:
+            return _BEST_CHANCE
+        # All siblings together do about as well as a second try would.
+        missed = 1 - self._first_chance(tree=False)
+        return 1 - missed * missed
 
     def _least_seconds(self, shape: Shape, rows: int) -> float:
         """Return what an untried shape costs at least: as much as any smaller one, and its pass.
@@ -382,6 +429,10 @@ class Controller:
                 passes *= self._pass_ratio(same, reference_rows)
                 passes /= self._pass_ratio(shape, reference_rows)
                 yield here.value / reference.value * passes
+
+
+def _size(shape: Shape) -> tuple[int, ...]:
+    return (shape.tokens, shape.nodes, shape.depth, shape.width)
 
 
 def _bucket(rows: int) -> int:

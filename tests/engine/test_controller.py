@@ -135,6 +135,22 @@ def test_what_a_large_tree_accepts_tells_what_each_smaller_one_would(acceptance:
         assert found.tokens_per_row == pytest.approx(gain(found.shape, acceptance), rel=0.12)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_it_finds_out_when_texts_become_easy_to_foresee(seed: int) -> None:
+    """The draft in use says nothing of larger ones; surveys do."""
+    rng, controller = random.Random(seed), Controller(SHAPES)
+    ideal = seconds = 0.0
+    best = min(memory_bound(shape, 1) / gain(shape, 0.9) for shape in SHAPES)
+    for number in range(3600):
+        shape = controller.choose(1)
+        walks = finished(shape, 1, 0.9, rng) if number >= 600 else [[]]
+        controller.observe(shape, walks, memory_bound(shape, 1))
+        if number >= 2600:
+            ideal += best * gain(shape, 0.9)
+            seconds += memory_bound(shape, 1)
+    assert ideal / seconds > 0.95
+
+
 def test_it_follows_the_batch_as_it_drains() -> None:
     """A tree pays for one row, not for thirty-two; what a row gains is learned only once."""
     controller, rng = Controller(SHAPES), random.Random(0)
