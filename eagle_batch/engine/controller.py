@@ -38,6 +38,8 @@ _SURVEY_SHARE, _SELDOM_SHARE, _SURVEY_MOST = 0.01, 0.0025, 0.45
 #: Plain passes from which on a draft that never ran must be so much better, were it as good as
 #: hoped, to be tried at all.
 _COSTLY, _WORTH = 1.3, 1.3
+#: Share of the rows that have use for a branch, where each draws its own.
+_BRANCHING = 0.25
 #: A shape whose estimate is below this share of the best is not probed again.
 _HOPELESS = 0.85
 
@@ -164,7 +166,8 @@ def grid(
     """Return the shapes to choose from, the given one being the largest; plain comes first.
 
     branch: nodes of an n-gram branch, which is then a choice alone and beside some of the trees.
-    fitted: a branch is no longer than it is worth in a round, so that a shorter one is no choice.
+    fitted: a branch is as long as it is worth in each row, so that half of it is no choice; a
+    quarter is for when tokens are dear.
     """
     chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
@@ -181,7 +184,7 @@ def grid(
     ]
     # Where memory is the limit, about eight tokens are verified at the price of one.
     beside = [PLAIN, *trees[:2], (trees or chains)[-1]]
-    lengths = [b for b in ((branch,) if fitted else (branch // 2, branch)) if b]
+    lengths = [b for b in (branch // 4 if fitted else branch // 2, branch) if b]
     branches = [replace(shape, branch=b) for shape in beside for b in lengths]
     return tuple(dict.fromkeys([PLAIN, *chains, *trees, *branches]))
 
@@ -189,15 +192,18 @@ def grid(
 class Controller:
     """Keeps the estimates and names the next shape."""
 
-    def __init__(self, shapes: Sequence[Shape], passes: PassRatio | None = None) -> None:
+    def __init__(
+        self, shapes: Sequence[Shape], passes: PassRatio | None = None, *, fitted: bool = False
+    ) -> None:
         """Begin to learn.
 
         passes: (tokens, reference tokens) -> how many passes of the target over the reference one
-        over the tokens costs, as a calibration has measured it.
+        over the tokens costs, as a calibration has measured it. fitted: see `grid`.
         """
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
         self._passes: PassRatio = passes or (lambda _tokens, _reference: 1.0)
+        self._fitted = fitted
         self._cost: dict[tuple[Shape, int], _Cost] = {}
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
@@ -369,7 +375,7 @@ class Controller:
     def _least_seconds(self, shape: Shape, rows: int) -> float:
         """Return what an untried shape costs at least: as much as any smaller one, and its pass.
 
-        A branch counts in full, since some row of the batch may have use for it.
+        Unless rows draw their own, a branch counts in full, since some row may have use for it.
         """
         known = [
             e.seconds
@@ -384,7 +390,8 @@ class Controller:
 
     def _pass_ratio(self, shape: Shape, rows: int) -> float:
         """Return how many plain passes the verification of a draft costs."""
-        return self._passes(rows * (1 + shape.tokens), rows)
+        branch = shape.branch * (_BRANCHING if self._fitted else 1.0)
+        return self._passes(rows + round(rows * (shape.nodes + branch)), rows)
 
     def _plan_probe(self, rows: int) -> None:
         """Now and then run a promising shape that is not in use: acceptance and costs drift."""

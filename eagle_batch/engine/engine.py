@@ -5,9 +5,10 @@ commit the accepted path, extend the drafter over it. Prompts that come into fre
 the same pass, or have one of their own while most slots are empty.
 Everything inside a round is tensor work on shapes that are fixed before it; the only
 synchronisation reads the round's result. On the CPU, where looking at results is free, an n-gram
-branch may be cut to what it is worth.
+branch is cut to what it is worth in each row.
 
-Shape legend: B active rows, N nodes with the root, A = depth + 1 places of a path, V vocabulary.
+Shape legend: B active rows, N nodes with the root, R nodes of the pass (see `places`),
+A = depth + 1 places of a path, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from eagle_batch.engine.counters import Counters
 from eagle_batch.engine.drafters.base import CommittedChain, Drafter, DraftState
 from eagle_batch.engine.ending import Decode, EndRules, scores_status
 from eagle_batch.engine.logprobs import Logprobs, path_logprobs
+from eagle_batch.engine.places import Places, all_nodes, used_nodes
 from eagle_batch.engine.prefill import Group, Prefill
 from eagle_batch.engine.request import Completion, EngineMetrics, Request, check_room
-from eagle_batch.engine.sampling import choose
+from eagle_batch.engine.sampling import best_tokens, choose
 from eagle_batch.engine.sizing import Sizing
 from eagle_batch.engine.slots import Row, Slots
 from eagle_batch.engine.starts import Starts
@@ -163,9 +165,10 @@ class Engine:
             row.followed = False
 
     def _new_controller(self) -> Controller:
-        # On the CPU a branch is cut to its worth in every round: no shorter one is a choice.
-        shapes = grid(*astuple(self._fixed), fitted=self.target.device.type == "cpu")
-        return Controller(shapes, self._passes.ratio)
+        # On the CPU a branch is cut to its worth in every row.
+        fitted = self.target.device.type == "cpu"
+        shapes = grid(*astuple(self._fixed), fitted=fitted)
+        return Controller(shapes, self._passes.ratio, fitted=fitted)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -272,24 +275,29 @@ class Engine:
                 tree = root_tree(state.root_B)
             else:
                 tree = self.drafter.draft(state)
-        passes = [self._tree_pass(state, tree), *(group.last_passes if group is not None else ())]
+        tree_pass, places = self._tree_pass(state, tree, alone=group is None)
+        passes = [tree_pass, *(group.last_passes if group is not None else ())]
         sizes = [each.tokens_BN.numel() for each in passes]
         with self._clock.phase("verify", prefill=sum(sizes[1:]) / sum(sizes)):
             output, *others = self._run_passes(passes)
         with self._clock.phase("verify"):
-            logits_BNV, first_B1V = self._logits(output, group, others)
-            processed_BNV = self._adjustments.adjust(logits_BNV, 0, tree, state.params)
-            verdict = self._judge(state, tree, processed_BNV)
-            result = _round_result(tree, verdict, logits_BNV, processed_BNV)
+            logits_RV, first_B1V = self._logits(output, group, others)
+            processed_RV = self._processed(logits_RV, places, tree, state)
+            verdict = self._judge(state, tree, processed_RV, places)
+            result = _round_result(tree, verdict, logits_RV, processed_RV, places)
             self._commit(state, tree, verdict)
         if self.drafter is not None and self._follows:
             with self._clock.phase("draft"):
-                self._extend(self.drafter, state, output, verdict)
+                features_BNF = places.by_node(output.features_BNF.flatten(0, 1))
+                self._extend(self.drafter, state, features_BNF, verdict)
         else:
             for row in self._slots.rows[: state.root_B.shape[0]]:
                 row.followed = False
         # Here the host waits for the round, and nowhere before.
-        logprobs = path_logprobs(logits_BNV, verdict, state.params.logprobs)
+        logprobs = None
+        if state.params.logprobs is not None:
+            by_node_BNV = places.by_node(logits_RV)
+            logprobs = path_logprobs(by_node_BNV, verdict, state.params.logprobs)
         walks = self._account(result.tolist(), tree.depth, logprobs)
         if group is not None:
             self._begin(group, others, first_B1V)
@@ -308,7 +316,16 @@ class Engine:
             last_B1H = self._prefill.last_hidden(group, others)
             hidden_RH = torch.cat((hidden_RH, last_B1H[:, 0]))
         logits_RV = self.target.logits(hidden_RH)
-        return logits_RV[: B * N].view(B, N, -1), logits_RV[B * N :, None]
+        return logits_RV[: B * N], logits_RV[B * N :, None]
+
+    def _processed(
+        self, logits_RV: Tensor, places: Places, tree: DraftTree, state: DraftState
+    ) -> Tensor:
+        """Return the logits to choose from; rows of different lengths ask for no adjustment."""
+        if not places.whole:
+            return logits_RV
+        logits_BNV = places.by_node(logits_RV)
+        return self._adjustments.adjust(logits_BNV, 0, tree, state.params).flatten(0, 1)
 
     def _state(self, count: int) -> DraftState:
         slots, rows = self._slots, slice(0, count)
@@ -323,7 +340,11 @@ class Engine:
             self._adjustments.guides.draft(0, count),
         )
 
-    def _tree_pass(self, state: DraftState, tree: DraftTree) -> Pass:
+    def _tree_pass(self, state: DraftState, tree: DraftTree, *, alone: bool) -> tuple[Pass, Places]:
+        """Return the pass over the nodes of trees, and where they lie in it.
+
+        alone: no prompts go along, which run by other kernels where they are long.
+        """
         N = tree.tokens_BN.shape[1]
         write_BN = state.length_B[:, None] + torch.arange(N, device=state.length_B.device)
         positions_BN = state.length_B[:, None] + tree.depth_BN
@@ -331,22 +352,32 @@ class Engine:
         step = self.cache.step(
             0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
         )
-        return Pass(tree.tokens_BN, positions_BN, step)
+        if tree.counts is None:
+            return Pass(tree.tokens_BN, positions_BN, step), all_nodes(tree)
+        padded = Pass(tree.tokens_BN.clamp(min=0), positions_BN, step)
+        if not (alone and self.target.trims(step)):
+            return padded, all_nodes(tree)
+        return padded.trimmed(tree.counts), used_nodes(tree)
 
     def _run_passes(self, passes: Sequence[Pass]) -> list[TargetOutput]:
         # Nobody takes the features in while the drafter does not follow.
         return self.target.forward_together(passes, self._aux_layers if self._follows else ())
 
-    def _judge(self, state: DraftState, tree: DraftTree, logits_BNV: Tensor) -> Verdict:
+    def _judge(
+        self, state: DraftState, tree: DraftTree, logits_RV: Tensor, places: Places
+    ) -> Verdict:
         """Let the target choose at the nodes of the trees and walk down its choices."""
         params = state.params
+        if not params.sampled and not places.whole:
+            return walk(tree, places.by_node(best_tokens(logits_RV)[:, None])[..., 0])
         if not (params.sampled and params.host_looks):
             index_BN = state.index_B[:, None] + tree.depth_BN
+            logits_BNV = places.by_node(logits_RV)
             return walk(tree, choose(logits_BNV, index_BN, params, self._eos_ids))
 
         def choose_at(rows_R: Tensor, nodes_R: Tensor, depth: int) -> Tensor:
             index_R1 = state.index_B[rows_R, None] + depth
-            logits_R1V = logits_BNV[rows_R, nodes_R][:, None]
+            logits_R1V = logits_RV[places.place_BN[rows_R, nodes_R]][:, None]
             return choose(logits_R1V, index_R1, params.pick(rows_R), self._eos_ids)[:, 0]
 
         return walk_stepwise(tree, choose_at)
@@ -368,9 +399,8 @@ class Engine:
         self._slots.index_S[rows] += gained_B
 
     def _extend(
-        self, drafter: Drafter, state: DraftState, output: TargetOutput, verdict: Verdict
+        self, drafter: Drafter, state: DraftState, features_BNF: Tensor, verdict: Verdict
     ) -> None:
-        features_BNF = output.features_BNF
         index = verdict.path_BA[..., None].expand(*verdict.path_BA.shape, features_BNF.shape[-1])
         features_BAF = features_BNF.gather(1, index)
         chain = CommittedChain(0, state.length_B, verdict.accepted_B, state.longest)
@@ -428,16 +458,16 @@ class Engine:
 
 
 def _round_result(
-    tree: DraftTree, verdict: Verdict, logits_BNV: Tensor, processed_BNV: Tensor
+    tree: DraftTree, verdict: Verdict, logits_RV: Tensor, processed_RV: Tensor, places: Places
 ) -> Tensor:
     """Pack what the host needs into one tensor `[B, 2 + 3 * A]`.
 
     Accepted, status, tokens, and the orders and ranks of the walked nodes.
     """
     path_BA = verdict.path_BA
-    places_BA = path_BA * logits_BNV.shape[-1] + verdict.tokens_BA
     status_B = scores_status(
-        logits_BNV.flatten(1).gather(1, places_BA), processed_BNV.flatten(1).gather(1, places_BA)
+        places.along(logits_RV, path_BA, verdict.tokens_BA),
+        places.along(processed_RV, path_BA, verdict.tokens_BA),
     )
     return torch.cat(
         (

@@ -56,6 +56,11 @@ class RowParams:
     #: Most log-probabilities that any row asks for at a place; None if none does.
     logprobs: int | None
 
+    @property
+    def unadjusted(self) -> bool:
+        """Whether a choice depends on nothing but the logits of its place and the noise there."""
+        return not (self.history or self.bad_words or self.least_length)
+
     def narrow(self, start: int, stop: int) -> RowParams:
         """Return the parameters of a range of rows; the flags stay those of the whole."""
         return self.pick(slice(start, stop))

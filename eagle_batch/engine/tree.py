@@ -8,7 +8,8 @@ Shape legend: B rows, N nodes with the root, K width, R candidate records, D dep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ class DraftTree:
     rank_BN: Tensor
     #: Greatest depth of any node, known on the host.
     depth: int
+    #: Nodes of each row that are used, the root included; those behind carry -1, which no target
+    #: chooses. None: all are.
+    counts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,17 @@ def build_tree(root_B: Tensor, nodes: Selection, depth: int) -> DraftTree:
         rank_BN=rooted(nodes.rank_BM, zero_B),
         depth=depth,
     )
+
+
+def trim(tree: DraftTree, lengths: Sequence[int] | None) -> DraftTree:
+    """Return a tree of which rows use so many of the last nodes only: a chain of different lengths.
+
+    lengths: of each row's chain, which stands behind all other nodes; None leaves the tree.
+    """
+    if lengths is None:
+        return tree
+    others = tree.tokens_BN.shape[1] - max(lengths)
+    return replace(tree, counts=tuple(others + length for length in lengths))
 
 
 def plant(root_B: Tensor, candidates: Candidates, count: int, width: int, depth: int) -> DraftTree:

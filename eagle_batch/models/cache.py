@@ -17,6 +17,7 @@ tokens of a pass go behind the committed ones, so a row's storage looks like thi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -185,6 +186,8 @@ class CacheStep:
         self._rows = slice(first_row, first_row + write_BN.shape[0])
         self._extent = extent
         clamped_BN = write_BN.clamp(max=cache.shape.capacity - 1)
+        #: Tokens of each row that are in the pass, the first ones; None: all of them are.
+        self.counts: Sequence[int] | None = None
         #: int64; where each new token goes among the columns of all slots.
         self.index_R = (cache.row_offsets(first_row, write_BN) + clamped_BN).flatten()
         self._positions_BN = positions_BN
@@ -196,6 +199,15 @@ class CacheStep:
     def parts(self) -> Sequence[CacheStep]:
         """The step itself: see `JoinedStep`."""
         return (self,)
+
+    def trimmed(self, counts: Sequence[int], kept_R: Tensor) -> CacheStep:
+        """Return the step over the first tokens of each row alone, for kernels, which pad nothing.
+
+        kept: those tokens' places among the `B * N` of all rows.
+        """
+        step = copy(self)
+        step.counts, step.index_R = counts, self.index_R[kept_R]
+        return step
 
     def attend(
         self,
@@ -240,6 +252,7 @@ class CacheStep:
         return out_BGMD.transpose(1, 2).reshape(R, H * D)
 
     def _append(self, layer: int, kv_R2GD: Tensor) -> None:
+        assert self.counts is None, "torch's attention takes rows of one length"
         self.cache.columns[layer].index_copy_(0, self.index_R, kv_R2GD)
 
     def _look(

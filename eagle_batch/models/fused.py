@@ -244,11 +244,13 @@ def rows_of(step: CacheStep | JoinedStep) -> tuple[Any, ...]:
         return _rows_together(step.parts)
     (part,) = step.parts
     B, N, M = part.visible_BNM.shape
+    counts = part.counts
     return (
         np.arange(part.first_row, part.first_row + B),
-        np.arange(0, B * N + 1, N),
+        np.arange(0, B * N + 1, N) if counts is None else np.cumsum([0, *counts]),
         part.base_B.numpy(),
-        np.full(B, M),
+        # The tokens of a tree see none that stand behind them.
+        np.full(B, M) if counts is None else np.array(counts),
         part.visible_BNM.contiguous().numpy(),
     )
 

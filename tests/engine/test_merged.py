@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from eagle_batch.engine.sampling import pack_params
 from eagle_batch.engine.testing import tiny_head, tiny_target
 from eagle_batch.engine.tree import build_tree, in_given_order
 from eagle_batch.engine.verify import walk
-from eagle_batch.models.target import Target
+from eagle_batch.models.target import Pass, Target, TargetOutput
 from tests.engine.test_parity import (
     CONTEXT,
     decode_ids,
@@ -154,6 +156,60 @@ def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
             params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
             longest=6,
         )
-        sizes.append(merged.draft(state).tokens_BN.shape[1])
+        tree = merged.draft(state)
+        sizes.append(tree.tokens_BN.shape[1])
+        if tree.counts is not None:
+            assert tree.counts == (9, sizes[-1])
+            assert (tree.tokens_BN[0, 9:] == -1).all()
+            assert (tree.tokens_BN[1] >= 0).all()
     # Nothing, and one token alone, are no match; then two, and five.
     assert sizes == [9, 9, 9 + 4, 9 + 9]
+    # Where tokens are dear, four tokens that agree are worth two.
+    merged.use(Shape(4, 3, 8, 3))
+    assert merged.draft(state).counts == (9, 9 + 3)
+    merged.use(Shape(0, 0, 0, 3))
+    assert merged.draft(state).counts == (1, 1 + 3)
+
+
+def plain_requests(vocab: int, count: int) -> list[Request]:
+    """Greedy and sampled rows that ask for no adjustment, half of them over repeated prompts."""
+    choices = [
+        SamplingParams(max_tokens=60, ignore_eos=True),
+        SamplingParams(temperature=0.7, top_p=0.9, max_tokens=40),
+        SamplingParams(max_tokens=50),
+        SamplingParams(temperature=0.4, top_k=5, max_tokens=50, ignore_eos=True),
+    ]
+    texts = [p * (4 if i % 2 else 1) for i, p in enumerate(prompts(count, vocab))]
+    return [
+        Request(str(i), text[:90], choices[i % len(choices)], noise_key=31 * i + 5)
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize(("family", "trims"), [("llama", True), ("gemma2", False)])
+@pytest.mark.parametrize("kind", ["head", "n-gram"])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_rows_with_branches_of_their_own_lengths_leave_no_trace(
+    monkeypatch: pytest.MonkeyPatch, family: str, trims: bool, kind: str, greedy: bool
+) -> None:
+    """Kernels verify what each row drafts and no more; others verify padding that none chooses."""
+    target = tiny_target(family)
+    passes: list[tuple[int, ...]] = []
+    forward_together = target.forward_together
+
+    def noted(together: Sequence[Pass], layers: Sequence[int] = ()) -> list[TargetOutput]:
+        passes.extend(each.step.counts or () for each in together)  # type: ignore[union-attr]
+        return forward_together(together, layers)
+
+    monkeypatch.setattr(target, "forward_together", noted)
+    requests = plain_requests(target.shape.vocab, 12)
+    if greedy:
+        requests = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
+    drafts: Any = NgramDrafter(slots=4, capacity=CONTEXT, depth=9, device=target.device)
+    if kind == "head":
+        drafts = drafter(target, "head", 4, branch=9)
+    done = run(Engine(target, drafts, None, decode_ids, slots=4, context=CONTEXT), requests)
+    assert expected_tokens(requests, family) == {k: list(c.token_ids) for k, c in done.items()}
+    ragged = [counts for counts in passes if len(set(counts)) > 1]
+    assert bool(ragged) == trims
+    assert all(len(counts) <= 4 and max(counts) <= 9 + 9 for counts in ragged)

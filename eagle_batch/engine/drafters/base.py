@@ -33,6 +33,16 @@ class DraftState:
     #: Grammars of the rows, which rule out candidates; None where no row has one.
     guide: DraftGuide | None = None
 
+    @property
+    def ragged(self) -> bool:
+        """Whether rows may draft different numbers of nodes: where the host sees to each row.
+
+        Nothing may look at the tokens of nodes that are not used.
+        """
+        params = self.params
+        looks = params.host_looks and params.unadjusted and self.guide is None
+        return looks and params.logprobs is None
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedChain:

@@ -16,13 +16,14 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.engine.drafters.ngram import NgramDrafter
+from eagle_batch.engine.drafters.ngram import PER_MATCH, NgramDrafter
 from eagle_batch.engine.tree import (
     DraftTree,
     Selection,
     build_tree,
     root_tree,
     tree_arrays,
+    trim,
     unfilled_tree,
 )
 from eagle_batch.models.heads import Head
@@ -39,6 +40,7 @@ class MergedDrafter:
         self.late = model.late and ngram.late
         self._model = model
         self._ngram = ngram
+        self._longest = ngram.depth
 
     def take(self, head: Head) -> bool:
         """Let the model draft with another head; see `EagleDrafter.take`."""
@@ -66,8 +68,12 @@ class MergedDrafter:
     def draft(self, state: DraftState) -> DraftTree:
         """Return the model's tree with the branch behind its nodes."""
         tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
-        branch_BD = self._ngram.branches(state) if self.branch else None
-        return tree if branch_BD is None or branch_BD.shape[1] == 0 else merge(tree, branch_BD)
+        if not self.branch:
+            return tree
+        # Where tokens are dear, a shorter branch is chosen, and its match must be worth more.
+        per_match = PER_MATCH * self.branch / self._longest
+        branch_BD, lengths = self._ngram.branches(state, per_match)
+        return trim(merge(tree, branch_BD), lengths) if branch_BD.shape[1] else tree
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange what is known of two rows."""

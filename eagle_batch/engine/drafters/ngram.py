@@ -13,21 +13,21 @@ from torch import Tensor
 
 from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
-from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order, root_tree
+from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order, root_tree, trim
 from eagle_batch.models.quick import kernels_take
 
 #: Tokens that must agree for what followed to be worth its verification, and drafted tokens for
 #: each of them at most: after two, one in two first guesses is right; after twelve, one in two
 #: sixteenth ones (greedy answers of the demo target, MT-bench, GSM8K and HumanEval).
-_LEAST_MATCH, _PER_MATCH = 2, 2
+_LEAST_MATCH, PER_MATCH = 2, 2
 #: Tokens that are compared at least.
 _LONGEST = 8
 
 
-def worth(length_B: Tensor) -> int:
-    """Return how many tokens to draft, by the row whose match is the longest; the host waits."""
-    longest = int(length_B.max())
-    return longest * _PER_MATCH if longest >= _LEAST_MATCH else 0
+def worth(length_B: Tensor, most: int, per_match: float = PER_MATCH) -> Tensor:
+    """Return how many tokens of a draft of `most` each row's match is worth, int64 `[B]`."""
+    drafted_B = (length_B * per_match).long().clamp(max=most)
+    return drafted_B.masked_fill(length_B < _LEAST_MATCH, 0)
 
 
 class NgramDrafter:
@@ -49,7 +49,7 @@ class NgramDrafter:
     ) -> None:
         """Allocate the slots; longest: tokens that are compared, enough for the depth if None."""
         self.depth = self.nodes = depth
-        longest = max(_LONGEST, -(-depth // _PER_MATCH)) if longest is None else longest
+        longest = max(_LONGEST, -(-depth // PER_MATCH)) if longest is None else longest
         self._longest = longest
         #: Tokens by position; position p of a row is column p + longest, the margin before is -1.
         self.tokens_SC = torch.full(
@@ -73,17 +73,31 @@ class NgramDrafter:
 
         Where the host may look, no more of it than is worth its verification.
         """
-        drafted_BD = self.branches(state)
+        drafted_BD, lengths = self.branches(state)
         depth = drafted_BD.shape[1]
         if depth == 0:
             return root_tree(state.root_B)
         parents_BD = torch.arange(depth, device=drafted_BD.device).expand_as(drafted_BD)
-        return build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), depth)
+        tree = build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), depth)
+        return trim(tree, lengths)
 
-    def branches(self, state: DraftState) -> Tensor:
-        """Return the tokens that `draft` makes chains of, `[B, D]`."""
+    def branches(
+        self, state: DraftState, per_match: float = PER_MATCH
+    ) -> tuple[Tensor, list[int] | None]:
+        """Return the tokens that `draft` makes chains of, `[B, D]`, and how many each row uses.
+
+        Behind those stands -1. None: each row uses all of them.
+        """
         drafted_BD, length_B = self.look_back(state)
-        return drafted_BD[:, : worth(length_B)] if state.params.host_looks else drafted_BD
+        if not state.params.host_looks:
+            return drafted_BD, None
+        worth_B = worth(length_B, self.depth, per_match)
+        lengths = worth_B.tolist()
+        drafted_BD = drafted_BD[:, : max(lengths)]
+        if not state.ragged or min(lengths) == max(lengths):
+            return drafted_BD, None
+        unused_BD = torch.arange(max(lengths)) >= worth_B[:, None]
+        return drafted_BD.masked_fill(unused_BD, -1), lengths
 
     def look_back(self, state: DraftState) -> tuple[Tensor, Tensor]:
         """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`.
