@@ -166,8 +166,7 @@ def grid(
     """Return the shapes to choose from, the given one being the largest; plain comes first.
 
     branch: nodes of an n-gram branch, which is then a choice alone and beside some of the trees.
-    fitted: a branch is as long as it is worth in each row, so that half of it is no choice; a
-    quarter is for when tokens are dear.
+    fitted: each row has no more nodes than are worth it, so that a shorter branch is no choice.
     """
     chains = [Shape(d, 1, d) for d in (1, 2, depth) if d <= depth]
     trees = [
@@ -184,7 +183,7 @@ def grid(
     ]
     # Where memory is the limit, about eight tokens are verified at the price of one.
     beside = [PLAIN, *trees[:2], (trees or chains)[-1]]
-    lengths = [b for b in (branch // 4 if fitted else branch // 2, branch) if b]
+    lengths = [b for b in ((branch,) if fitted else (branch // 2, branch)) if b]
     branches = [replace(shape, branch=b) for shape in beside for b in lengths]
     return tuple(dict.fromkeys([PLAIN, *chains, *trees, *branches]))
 
@@ -223,6 +222,8 @@ class Controller:
         self._probe: tuple[Shape, int] | None = None
         #: Shapes whose trial may not be over, by bucket of rows.
         self._open: dict[int, list[Shape]] = {}
+        #: Estimates by number of rows, until the next round.
+        self._known: dict[int, list[Estimate]] = {}
 
     def choose(self, rows: int) -> Shape:
         """Return the shape of the next round for so many rows."""
@@ -270,6 +271,7 @@ class Controller:
     def observe(self, shape: Shape, walks: Sequence[Walk], seconds: float) -> None:
         """Learn from one finished round: what it accepted in each row, and what it took."""
         rows = len(walks)
+        self._known.clear()
         self._rounds[shape] += 1
         self._total += 1
         share = _SELDOM_SHARE if shape == PLAIN else _SURVEY_SHARE
@@ -289,17 +291,35 @@ class Controller:
                 self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
-            differ = shape.branch > 0
+            differ = shape.branch > 0 or (self._fitted and shape != PLAIN)
             self._cost.setdefault((shape, _bucket(rows)), _Cost(differ)).add(seconds)
         self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
 
     def estimates(self, rows: int) -> list[Estimate]:
         """Return what is believed of every shape at so many rows."""
-        return [
-            Estimate(shape, self._expected(shape), self._seconds(shape, rows), self._rounds[shape])
-            for shape in self._shapes
-        ]
+        if rows not in self._known:
+            self._known[rows] = [
+                Estimate(
+                    shape, self._expected(shape), self._seconds(shape, rows), self._rounds[shape]
+                )
+                for shape in self._shapes
+            ]
+        return self._known[rows]
+
+    def price(self, rows: int) -> float:
+        """Return what the verification of a node costs, in tokens that the batch makes meanwhile.
+
+        At the slope of the cost of a pass from where a row drafts nothing to where it drafts as the
+        best shape does; 0 until anything is known, and where rows cannot differ.
+        """
+        best = max(self.estimates(rows), key=lambda e: e.rate)
+        plain = self._seconds(PLAIN, rows)
+        if not self._fitted or not plain or not best.seconds:
+            return 0.0
+        nodes = max(1.0, best.shape.nodes + best.shape.branch * _BRANCHING)
+        more = self._passes(rows + round(rows * nodes), rows) - 1
+        return max(0.0, more / nodes) * plain * best.rate
 
     def plain_for_good(self, rows: int) -> bool:
         """Whether every shape was tried and none comes near plain decoding."""

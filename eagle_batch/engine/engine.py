@@ -4,8 +4,8 @@
 commit the accepted path, extend the drafter over it. Prompts that come into free slots go along in
 the same pass, or have one of their own while most slots are empty.
 Everything inside a round is tensor work on shapes that are fixed before it; the only
-synchronisation reads the round's result. On the CPU, where looking at results is free, an n-gram
-branch is cut to what it is worth in each row.
+synchronisation reads the round's result. On the CPU, where looking at results is free, each row
+is verified with no more nodes than are worth it.
 
 Shape legend: B active rows, N nodes with the root, R nodes of the pass (see `places`),
 A = depth + 1 places of a path, V vocabulary.
@@ -165,7 +165,7 @@ class Engine:
             row.followed = False
 
     def _new_controller(self) -> Controller:
-        # On the CPU a branch is cut to its worth in every row.
+        # On the CPU a branch is cut to its worth in every row: no shorter one is a choice.
         fitted = self.target.device.type == "cpu"
         shapes = grid(*astuple(self._fixed), fitted=fitted)
         return Controller(shapes, self._passes.ratio, fitted=fitted)
@@ -338,6 +338,7 @@ class Engine:
             slots.params if count == self.active else slots.params.narrow(0, count),
             max(row.length for row in slots.rows[rows]),
             self._adjustments.guides.draft(0, count),
+            0.0 if self._controller is None else self._controller.price(count),
         )
 
     def _tree_pass(self, state: DraftState, tree: DraftTree, *, alone: bool) -> tuple[Pass, Places]:
@@ -352,12 +353,12 @@ class Engine:
         step = self.cache.step(
             0, write_BN, state.length_B, tree.ancestors_BNN, positions_BN, extent
         )
-        if tree.counts is None:
+        if tree.used_BN is None:
             return Pass(tree.tokens_BN, positions_BN, step), all_nodes(tree)
         padded = Pass(tree.tokens_BN.clamp(min=0), positions_BN, step)
         if not (alone and self.target.trims(step)):
             return padded, all_nodes(tree)
-        return padded.trimmed(tree.counts), used_nodes(tree)
+        return padded.trimmed(tree.used_BN), used_nodes(tree)
 
     def _run_passes(self, passes: Sequence[Pass]) -> list[TargetOutput]:
         # Nobody takes the features in while the drafter does not follow.

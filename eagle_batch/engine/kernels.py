@@ -169,17 +169,17 @@ def _next_best(score_BC, b, first, taken_C):
 
 
 @_kernel
-def plant(records, root_B, width, tree_F, ancestor_BNN):
+def plant(records, root_B, width, least, tree_F, ancestor_BNN):
     """Make the tree of the best records; the fields of `tree_F` are those of a `DraftTree`.
 
-    records: tokens, scores and parents, `[B, C]` each.
+    records: tokens, scores and parents, `[B, C]` each. least: score below which nodes carry -1.
     """
     for b in range(root_B.shape[0]):
-        plant_row(b, records, root_B[b], width, tree_F, ancestor_BNN)
+        plant_row(b, records, root_B[b], width, least, tree_F, ancestor_BNN)
 
 
 @_kernel
-def plant_row(b, records, root, width, tree_F, ancestor_BNN):
+def plant_row(b, records, root, width, least, tree_F, ancestor_BNN):
     """Make the tree of one row; see `plant`."""
     token_BC, score_BC, parent_BC = records
     token_BN, parent_BN, depth_BN, order_BN, rank_BN = tree_F
@@ -196,7 +196,8 @@ def plant_row(b, records, root, width, tree_F, ancestor_BNN):
         n += 1
         node_C[c] = n
         parent = node_C[parent_BC[b, c]] if parent_BC[b, c] >= 0 else 0
-        token_BN[b, n], parent_BN[b, n] = token_BC[b, c], parent
+        token_BN[b, n] = -1 if score_BC[b, c] < least else token_BC[b, c]
+        parent_BN[b, n] = parent
         depth_BN[b, n] = depth_BN[b, parent] + 1
         order_BN[b, n], rank_BN[b, n] = order_C[c], c % width
         for m in range(n):

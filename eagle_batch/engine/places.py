@@ -21,7 +21,7 @@ from eagle_batch.engine.tree import DraftTree
 class Places:
     """The token of each node, int64 `[B, N]`: those of a row are side by side.
 
-    A node that is not used has that of the last one that is.
+    A node that is not used has that of the last one before it that is.
     """
 
     place_BN: Tensor
@@ -48,9 +48,6 @@ def all_nodes(tree: DraftTree) -> Places:
 
 def used_nodes(tree: DraftTree) -> Places:
     """Return the places of a pass over the nodes that are used."""
-    assert tree.counts is not None
-    count_B1 = torch.tensor(tree.counts)[:, None]
-    first_B1 = count_B1.cumsum(0) - count_B1
-    last_B1 = first_B1 + count_B1 - 1
-    place_BN = torch.minimum(first_B1 + torch.arange(tree.tokens_BN.shape[1]), last_B1)
-    return Places(place_BN, whole=False)
+    assert tree.used_BN is not None
+    place_R = tree.used_BN.flatten().cumsum(0) - 1
+    return Places(place_R.view_as(tree.tokens_BN), whole=False)

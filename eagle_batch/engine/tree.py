@@ -8,10 +8,11 @@ Shape legend: B rows, N nodes with the root, K width, R candidate records, D dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +37,9 @@ class DraftTree:
     rank_BN: Tensor
     #: Greatest depth of any node, known on the host.
     depth: int
-    #: Nodes of each row that are used, the root included; those behind carry -1, which no target
-    #: chooses. None: all are.
-    counts: tuple[int, ...] | None = None
+    #: bool [B, N], on the host; the root, and the drafted nodes that are worth their verification.
+    #: The others carry -1, which no target chooses. None: all are used.
+    used_BN: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +107,36 @@ def build_tree(root_B: Tensor, nodes: Selection, depth: int) -> DraftTree:
     )
 
 
-def trim(tree: DraftTree, lengths: Sequence[int] | None) -> DraftTree:
-    """Return a tree of which rows use so many of the last nodes only: a chain of different lengths.
+def marked(tree: DraftTree) -> DraftTree:
+    """Return a tree that knows which of its nodes are used: those that carry a token."""
+    used_BN = tree.tokens_BN >= 0
+    return tree if used_BN.all() else replace(tree, used_BN=used_BN)
 
-    lengths: of each row's chain, which stands behind all other nodes; None leaves the tree.
+
+def plant(
+    root_B: Tensor,
+    candidates: Candidates,
+    count: int,
+    width: int,
+    depth: int,
+    least: float = -inf,
+) -> DraftTree:
+    """Return the tree of the best `count` candidates; see `select_nodes` and `build_tree`.
+
+    least: score below which nodes carry -1.
     """
-    if lengths is None:
-        return tree
-    others = tree.tokens_BN.shape[1] - max(lengths)
-    return replace(tree, counts=tuple(others + length for length in lengths))
-
-
-def plant(root_B: Tensor, candidates: Candidates, count: int, width: int, depth: int) -> DraftTree:
-    """Return the tree of the best `count` candidates; see `select_nodes` and `build_tree`."""
     records = (candidates.tokens_BR, candidates.scores_BR, candidates.parents_BR)
     if not kernels_take(root_B, *records):
-        return build_tree(root_B, select_nodes(candidates, count, width), depth)
+        return build_tree(root_B, select_nodes(candidates, count, width, least), depth)
     from eagle_batch.engine import kernels
 
     tree = unfilled_tree(root_B.shape[0], count + 1, depth)
     kernels.plant(
-        tuple(record.numpy() for record in records), root_B.numpy(), width, *tree_arrays(tree)
+        tuple(record.numpy() for record in records),
+        root_B.numpy(),
+        width,
+        np.float32(least),
+        *tree_arrays(tree),
     )
     return tree
 
@@ -159,12 +169,12 @@ def ancestor_mask(parents_BN: Tensor, depth: int) -> Tensor:
     return mask_BNN
 
 
-def select_nodes(candidates: Candidates, count: int, width: int) -> Selection:
+def select_nodes(candidates: Candidates, count: int, width: int, least: float = -inf) -> Selection:
     """Return the best `count` candidates, as EAGLE-2 reranks them.
 
     A child never scores above its parent; ties and NaN are settled by record order, so a chosen
     node's parent is always chosen too. width: children of a node, which lie side by side in falling
-    order among the records.
+    order among the records. least: see `plant`.
     """
     scores_BR = candidates.scores_BR.nan_to_num(nan=-torch.inf)
     best_BM = scores_BR.sort(dim=1, descending=True, stable=True).indices[:, :count]
@@ -174,6 +184,6 @@ def select_nodes(candidates: Candidates, count: int, width: int) -> Selection:
     node_of_record.scatter_(1, chosen_BM, nodes_BM)
     records_BM = candidates.parents_BR.gather(1, chosen_BM)
     parents_BM = node_of_record.gather(1, records_BM.clamp(min=0)).masked_fill(records_BM < 0, 0)
-    return Selection(
-        candidates.tokens_BR.gather(1, chosen_BM), parents_BM, order_BM + 1, chosen_BM % width
-    )
+    unlikely_BM = scores_BR.gather(1, chosen_BM) < least
+    tokens_BM = candidates.tokens_BR.gather(1, chosen_BM).masked_fill(unlikely_BM, -1)
+    return Selection(tokens_BM, parents_BM, order_BM + 1, chosen_BM % width)

@@ -186,7 +186,7 @@ class CacheStep:
         self._rows = slice(first_row, first_row + write_BN.shape[0])
         self._extent = extent
         clamped_BN = write_BN.clamp(max=cache.shape.capacity - 1)
-        #: Tokens of each row that are in the pass, the first ones; None: all of them are.
+        #: How many tokens of each row are in the pass; None: all of them are.
         self.counts: Sequence[int] | None = None
         #: int64; where each new token goes among the columns of all slots.
         self.index_R = (cache.row_offsets(first_row, write_BN) + clamped_BN).flatten()
@@ -200,13 +200,15 @@ class CacheStep:
         """The step itself: see `JoinedStep`."""
         return (self,)
 
-    def trimmed(self, counts: Sequence[int], kept_R: Tensor) -> CacheStep:
-        """Return the step over the first tokens of each row alone, for kernels, which pad nothing.
-
-        kept: those tokens' places among the `B * N` of all rows.
-        """
+    def trimmed(self, used_BN: Tensor) -> CacheStep:
+        """Return the step over some tokens of each row alone, for kernels, which pad nothing."""
         step = copy(self)
-        step.counts, step.index_R = counts, self.index_R[kept_R]
+        step.counts, step.index_R = used_BN.sum(1).tolist(), self.index_R[used_BN.flatten()]
+        # Row n of the mask is of the n-th token that is there.
+        order_BN = used_BN.sort(dim=1, descending=True, stable=True).indices
+        step.visible_BNM = self.visible_BNM.gather(
+            1, order_BN[..., None].expand_as(self.visible_BNM)
+        )
         return step
 
     def attend(

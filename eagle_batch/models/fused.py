@@ -249,8 +249,7 @@ def rows_of(step: CacheStep | JoinedStep) -> tuple[Any, ...]:
         np.arange(part.first_row, part.first_row + B),
         np.arange(0, B * N + 1, N) if counts is None else np.cumsum([0, *counts]),
         part.base_B.numpy(),
-        # The tokens of a tree see none that stand behind them.
-        np.full(B, M) if counts is None else np.array(counts),
+        np.full(B, M),
         part.visible_BNM.contiguous().numpy(),
     )
 

@@ -68,13 +68,11 @@ class Pass:
     positions_BN: Tensor
     step: Step
 
-    def trimmed(self, counts: Sequence[int]) -> Pass:
-        """Return the pass over the first tokens of each row alone, `[1, R]`, row after row."""
+    def trimmed(self, used_BN: Tensor) -> Pass:
+        """Return the pass over some tokens of each row alone, `[1, R]`, row after row."""
         assert isinstance(self.step, CacheStep)
-        count_B1 = torch.tensor(counts)[:, None]
-        kept_BN = torch.arange(self.tokens_BN.shape[1]) < count_B1
-        step = self.step.trimmed(counts, kept_BN.flatten().nonzero()[:, 0])
-        return Pass(self.tokens_BN[kept_BN][None], self.positions_BN[kept_BN][None], step)
+        step = self.step.trimmed(used_BN)
+        return Pass(self.tokens_BN[used_BN][None], self.positions_BN[used_BN][None], step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import pytest
@@ -126,6 +126,17 @@ def test_one_call_grows_what_the_levels_grow(
         found, expected = both(drafter, state_of(rows, first, KINDS[kind]))
         assert_same(found, expected)
         assert len(found.tokens_BN.unique()) > rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_call_leaves_out_what_the_levels_leave_out(target: Target, kind: str) -> None:
+    drafter = drafter_of(fused(target))
+    whole, _ = both(drafter, state_of(4, 0, KINDS[kind]))
+    found, expected = both(drafter, replace(state_of(4, 0, KINDS[kind]), price=0.1))
+    assert_same(found, expected)
+    assert found.used_BN is not None
+    assert 4 < int(found.used_BN.sum()) < found.tokens_BN.numel()
+    assert torch.equal(found.tokens_BN[found.used_BN], whole.tokens_BN[found.used_BN])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,17 +158,16 @@ def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
         )
         tree = merged.draft(state)
         sizes.append(tree.tokens_BN.shape[1])
-        if tree.counts is not None:
-            assert tree.counts == (9, sizes[-1])
+        if tree.used_BN is not None:
+            assert tree.used_BN.sum(1).tolist() == [9, sizes[-1]]
             assert (tree.tokens_BN[0, 9:] == -1).all()
             assert (tree.tokens_BN[1] >= 0).all()
     # Nothing, and one token alone, are no match; then two, and five.
     assert sizes == [9, 9, 9 + 4, 9 + 9]
-    # Where tokens are dear, four tokens that agree are worth two.
-    merged.use(Shape(4, 3, 8, 3))
-    assert merged.draft(state).counts == (9, 9 + 3)
     merged.use(Shape(0, 0, 0, 3))
-    assert merged.draft(state).counts == (1, 1 + 3)
+    for price, length in ((0.0, 3), (0.5, 3), (0.8, 1), (1.5, 0)):
+        tree = merged.draft(replace(state, price=price))
+        assert tree.tokens_BN.shape[1] == 1 + length
 
 
 def plain_requests(vocab: int, count: int) -> list[Request]:
@@ -187,7 +186,7 @@ def plain_requests(vocab: int, count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize(("family", "trims"), [("llama", True), ("gemma2", False)])
-@pytest.mark.parametrize("kind", ["head", "n-gram"])
+@pytest.mark.parametrize("kind", ["head", "n-gram", "auto"])
 @pytest.mark.parametrize("greedy", [True, False])
 def test_rows_with_branches_of_their_own_lengths_leave_no_trace(
     monkeypatch: pytest.MonkeyPatch, family: str, trims: bool, kind: str, greedy: bool
@@ -206,9 +205,10 @@ def test_rows_with_branches_of_their_own_lengths_leave_no_trace(
     if greedy:
         requests = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
     drafts: Any = NgramDrafter(slots=4, capacity=CONTEXT, depth=9, device=target.device)
-    if kind == "head":
+    if kind != "n-gram":
         drafts = drafter(target, "head", 4, branch=9)
-    done = run(Engine(target, drafts, None, decode_ids, slots=4, context=CONTEXT), requests)
+    engine = Engine(target, drafts, None, decode_ids, slots=4, context=CONTEXT, auto=kind == "auto")
+    done = run(engine, requests)
     assert expected_tokens(requests, family) == {k: list(c.token_ids) for k, c in done.items()}
     ragged = [counts for counts in passes if len(set(counts)) > 1]
     assert bool(ragged) == trims

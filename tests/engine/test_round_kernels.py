@@ -116,6 +116,20 @@ def test_a_tree_is_planted_and_walked_as_by_torch(
         assert_same(verdict, by_torch(lambda t=tree, c=chosen_BN: walk(t, c)))
 
 
+@pytest.mark.parametrize("least", [-0.4, -1.1])
+def test_nodes_that_are_not_worth_it_carry_no_token(least: float, by_torch: Any) -> None:
+    for _ in range(20):
+        candidates, root_B = random_beam(4, 3), torch.randint(0, 9, (3,))
+        whole = plant(root_B, candidates, 12, 4, 3)
+        tree = plant(root_B, candidates, 12, 4, 3, least)
+        assert_same(tree, by_torch(lambda c=candidates, r=root_B: plant(r, c, 12, 4, 3, least)))
+        used_BN = tree.tokens_BN >= 0
+        assert torch.equal(tree.tokens_BN[used_BN], whole.tokens_BN[used_BN])
+        assert used_BN.gather(1, tree.parents_BN)[used_BN].all(), "a parent is as likely"
+        worth_B = (candidates.scores_BR >= least).sum(1).clamp(max=12)
+        assert used_BN.sum(1).tolist() == (1 + worth_B).tolist()
+
+
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_frontier_advances_to_the_best_children(width: int, by_torch: Any) -> None:
     gains, scores = -torch.rand(3, width, width), -torch.rand(3, width)

@@ -6,6 +6,7 @@ Shape legend: B rows, A places of an accepted path, F feature width of the targe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, log
 from typing import Protocol
 
 from torch import Tensor
@@ -32,6 +33,14 @@ class DraftState:
     longest: int
     #: Grammars of the rows, which rule out candidates; None where no row has one.
     guide: DraftGuide | None = None
+    #: What the verification of one more node costs, in tokens of the batch: a node that is accepted
+    #: less often is not worth it. 0 keeps all.
+    price: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """Log-chance below which nodes are left out."""
+        return log(self.price) if self.ragged and self.price > 0 else -inf
 
     @property
     def ragged(self) -> bool:

@@ -21,7 +21,7 @@ from eagle_batch.engine.drafters.arrears import Rest
 from eagle_batch.engine.drafters.base import DraftState
 from eagle_batch.engine.drafters.growing import CANDIDATES
 from eagle_batch.engine.noise import place_words
-from eagle_batch.engine.tree import DraftTree, tree_arrays, unfilled_tree
+from eagle_batch.engine.tree import DraftTree, marked, tree_arrays, unfilled_tree
 from eagle_batch.models.cache import KeyValueCache
 from eagle_batch.models.eagle3 import Eagle3Head
 from eagle_batch.models.fused import activations, elements
@@ -102,9 +102,10 @@ class Grower:
             storage,
             buffers,
             self._stack.kind,
+            F32(state.least),
             *tree_arrays(tree),
         )
-        return tree
+        return marked(tree)
 
     def _behind(self, rest: Rest | None, batch: int) -> kernels.Behind:
         """Return what rows are behind with, and memory for it."""

@@ -21,7 +21,7 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.sampling import best_logits, filtered_candidates
-from eagle_batch.engine.tree import Candidates, DraftTree, plant
+from eagle_batch.engine.tree import Candidates, DraftTree, marked, plant
 from eagle_batch.models.cache import Cache, Step
 from eagle_batch.models.quick import kernels_take
 
@@ -112,7 +112,8 @@ class GrowingDrafter(ABC):
             torch.cat([r.scores_BR for r in records], 1),
             torch.cat([r.parents_BR for r in records], 1),
         )
-        return plant(state.root_B, everything, self.nodes, self.width, self.depth)
+        tree = plant(state.root_B, everything, self.nodes, self.width, self.depth, state.least)
+        return marked(tree) if state.ragged else tree
 
     def use(self, shape: Shape) -> None:
         """Draft in this shape from the next round on; it may not exceed the one built with."""

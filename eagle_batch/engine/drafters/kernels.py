@@ -320,13 +320,13 @@ def _advance(counters, phase, level, parents, memory):
 
 
 @_kernel
-def _plant(counters, phase, rows, memory, tree, ancestor_BNN):
+def _plant(counters, phase, rows, memory, least, tree, ancestor_BNN):
     """Make the trees: a unit is a row of the batch."""
     records = (memory.token_BX, memory.score_BX, memory.parent_BX)
     units, width = memory.token_BK.shape
     b = claim(counters, phase)
     while b < units:
-        plant_row(b, records, rows.root_B[b], width, tree, ancestor_BNN)
+        plant_row(b, records, rows.root_B[b], width, least, tree, ancestor_BNN)
         finish(counters, phase)
         b = claim(counters, phase)
     settle(counters, phase, units)
@@ -349,12 +349,14 @@ def grow(
     storage,
     buffers,
     kind,
+    least,
     tree,
     ancestor_BNN,
 ):
     """Grow the trees of all rows by so many levels and keep their best nodes; see `Team.run`.
 
     state: what rows draft from; those that the head is behind with get a new one. score: zeros.
+    least: see `plant`.
     """
     batch, width = memory.token_BK.shape
     if behind.x_RH.shape[0] > 0:
@@ -385,4 +387,4 @@ def grow(
         score(rank, counters, phase + 6, w, norm_H, stack.eps, buffers, x_EH, out_EW, kind)
         _rank(rank, counters, phase + 7, level, parents, head, rows, memory)
         _advance(counters, phase + 8, level, parents, memory)
-    _plant(counters, BEFORE + PHASES * depth, rows, memory, tree, ancestor_BNN)
+    _plant(counters, BEFORE + PHASES * depth, rows, memory, least, tree, ancestor_BNN)

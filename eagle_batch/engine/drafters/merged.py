@@ -16,14 +16,14 @@ from eagle_batch.engine.controller import Shape
 from eagle_batch.engine.drafters.base import CommittedChain, DraftState
 from eagle_batch.engine.drafters.eagle import EagleDrafter
 from eagle_batch.engine.drafters.growing import GrowingDrafter
-from eagle_batch.engine.drafters.ngram import PER_MATCH, NgramDrafter
+from eagle_batch.engine.drafters.ngram import NgramDrafter
 from eagle_batch.engine.tree import (
     DraftTree,
     Selection,
     build_tree,
+    marked,
     root_tree,
     tree_arrays,
-    trim,
     unfilled_tree,
 )
 from eagle_batch.models.heads import Head
@@ -40,7 +40,6 @@ class MergedDrafter:
         self.late = model.late and ngram.late
         self._model = model
         self._ngram = ngram
-        self._longest = ngram.depth
 
     def take(self, head: Head) -> bool:
         """Let the model draft with another head; see `EagleDrafter.take`."""
@@ -70,10 +69,11 @@ class MergedDrafter:
         tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
         if not self.branch:
             return tree
-        # Where tokens are dear, a shorter branch is chosen, and its match must be worth more.
-        per_match = PER_MATCH * self.branch / self._longest
-        branch_BD, lengths = self._ngram.branches(state, per_match)
-        return trim(merge(tree, branch_BD), lengths) if branch_BD.shape[1] else tree
+        branch_BD = self._ngram.branches(state)
+        if branch_BD.shape[1] == 0:
+            return tree
+        merged = merge(tree, branch_BD)
+        return marked(merged) if state.ragged else merged
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange what is known of two rows."""
