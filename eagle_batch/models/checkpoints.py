@@ -28,8 +28,12 @@ def load_head(
     `target_layers` is the number of decoder layers of the target; it is needed where the checkpoint
     names no aux layers. Raises HeadError naming file, tensor, what was found and what was expected.
     """
-    files = read_files(resolve_head(path))
-    return assemble(interpret(files, target_layers), dtype=dtype, device=device)
+    return assemble(read_head(path, target_layers=target_layers), dtype=dtype, device=device)
+
+
+def read_head(path: str, *, target_layers: int | None = None) -> HeadParts:
+    """Read what `load_head` makes a head of."""
+    return interpret(read_files(resolve_head(path)), target_layers)
 
 
 def assemble(parts: HeadParts, *, dtype: torch.dtype, device: torch.device | str) -> Head:

@@ -30,7 +30,8 @@ class TrainingConfig(BaseModel):
     #: `target` starts from parts of the target, `random` from nothing; else a head to go on from:
     #: a folder relative to this file, or a hub id.
     start: str = "target"
-    #: Tokens that the head can propose, the most frequent ones of the data.
+    #: Tokens that the head can propose, the most frequent ones of the data. A head to go on from
+    #: that can propose fewer gets more where this is given.
     draft_vocab: int = Field(8192, ge=2)
     #: Boundary ids whose states are fused; null takes 2, L // 2, L - 3.
     aux_layers: list[int] | None = None

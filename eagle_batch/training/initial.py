@@ -7,12 +7,14 @@ are; its attention reads [embedding, state], so the target's weights go to the h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eagle_batch.models.heads import HeadConfig
+from eagle_batch.models.layouts import HeadParts
 from eagle_batch.models.packing import LAYER, canonical_shapes
 
 _SPREAD = 0.02
@@ -84,6 +86,20 @@ def tensors_from_target(
         _take(tensors, "lm_head.weight", lm_head if kept is None else lm_head[kept])
     _pass_through(tensors["fc.weight"], config)
     return tensors
+
+
+def widened(parts: HeadParts, kept: Tensor, lm_head_VH: Tensor) -> HeadParts:
+    """Return a head that can draft more tokens: rows that it lacks are the target's.
+
+    kept: target ids, sorted, among them all that the head drafts now.
+    """
+    assert parts.draft_to_target is not None
+    weight_WH = lm_head_VH[kept].detach().float().clone()
+    weight_WH[torch.searchsorted(kept, parts.draft_to_target)] = parts.tensors[
+        "lm_head.weight"
+    ].float()
+    config = replace(parts.config, draft_vocab=len(kept))
+    return HeadParts(config, parts.tensors | {"lm_head.weight": weight_WH}, kept)
 
 
 def _fitted(source: Tensor, spread: Tensor) -> Tensor:

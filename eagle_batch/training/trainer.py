@@ -17,14 +17,19 @@ import numpy as np
 import torch
 
 from eagle_batch.errors import DataError
-from eagle_batch.models.checkpoints import assemble, load_head
+from eagle_batch.models.checkpoints import assemble, load_head, read_head
 from eagle_batch.models.export import export_head
 from eagle_batch.models.heads import Head
 from eagle_batch.models.layouts import HeadParts
 from eagle_batch.training.config import TrainingConfig
 from eagle_batch.training.dataset import Dataset, feature_scale, rescale_fc
 from eagle_batch.training.features import Chunk
-from eagle_batch.training.initial import head_config_for, random_tensors, tensors_from_target
+from eagle_batch.training.initial import (
+    head_config_for,
+    random_tensors,
+    tensors_from_target,
+    widened,
+)
 from eagle_batch.training.objectives import (
     DraftVocabulary,
     Eagle1Objective,
@@ -36,7 +41,11 @@ from eagle_batch.training.picture import draw_curve
 from eagle_batch.training.state import TrainingState, load_state, save_state
 from eagle_batch.training.team import ALONE, Team
 from eagle_batch.training.validation import Acceptance, measure_acceptance
-from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
+from eagle_batch.training.vocabulary import (
+    choose_draft_vocabulary,
+    coverage,
+    widen_draft_vocabulary,
+)
 
 _BETAS = (0.9, 0.95)
 #: What may change between a run and its continuation without changing its numbers.
@@ -234,14 +243,23 @@ class Trainer:
     def _start(self, target: Any, data: Dataset) -> Head:
         """Build the head that training begins with, in float32 and bound to the target."""
         config = self.config
-        if config.start not in {"target", "random"}:
-            layers = int(target.config.num_hidden_layers)
-            head = load_head(config.start, dtype=torch.float32, device="cpu", target_layers=layers)
-        else:
-            head = assemble(self._new_parts(target, data), dtype=torch.float32, device="cpu")
+        new = config.start in {"target", "random"}
+        parts = self._new_parts(target, data) if new else self._known_parts(target, data)
+        head = assemble(parts, dtype=torch.float32, device="cpu")
         embed, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
         head.bind(embed.weight.cpu(), lm_head.weight.cpu())
         return head.requires_grad_(True)
+
+    def _known_parts(self, target: Any, data: Dataset) -> HeadParts:
+        """Return the head to go on from, with more tokens to draft where more are asked for."""
+        config, layers = self.config, int(target.config.num_hidden_layers)
+        parts = read_head(config.start, target_layers=layers)
+        known, vocab = parts.draft_to_target, parts.config.vocab
+        asked = min(config.draft_vocab, vocab) if "draft_vocab" in config.model_fields_set else 0
+        if known is None or "lm_head.weight" not in parts.tensors or asked <= len(known):
+            return parts
+        kept = widen_draft_vocabulary(data.completion_tokens(), known, asked, vocab)
+        return widened(parts, kept, target.get_output_embeddings().weight.cpu())
 
     def _new_parts(self, target: Any, data: Dataset) -> HeadParts:
         config = self.config

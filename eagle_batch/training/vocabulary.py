@@ -19,6 +19,13 @@ def choose_draft_vocabulary(tokens: Tensor, size: int, vocab: int) -> Tensor | N
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
+def widen_draft_vocabulary(tokens: Tensor, kept: Tensor, size: int, vocab: int) -> Tensor:
+    """Return the ids that are kept and the most frequent others, `size` in all, sorted by id."""
+    counts = torch.bincount(tokens.long(), minlength=vocab)
+    counts[kept] = counts.max() + 1
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
 def coverage(tokens: Tensor, kept: Tensor | None) -> float:
     """Return the share of tokens that the draft vocabulary holds."""
     if kept is None or not len(tokens):
