@@ -229,8 +229,10 @@ def look_back(token_BC, last_B, longest, draft_BD, length_B):
 
 
 @_kernel
-def merge(tree_F, ancestor_BNN, chain_BD, out_F, out_BXX):
+def merge(tree_F, ancestor_BNN, chain_BD, behind, out_F, out_BXX):
     """Hang a chain on a tree, from the deepest node down that carries its tokens.
+
+    behind: the order that the nodes of the chain come behind.
 
     tree_F, out_F: tokens, parents, depths, orders and ranks, `[B, N]` and `[B, X]`, X = N + D.
     """
@@ -248,7 +250,7 @@ def merge(tree_F, ancestor_BNN, chain_BD, out_F, out_BXX):
         parent = 0
         for d in range(branch):
             n, token = nodes + d, chain_BD[b, d]
-            token_BX[b, n], parent_BX[b, n], order_BX[b, n] = token, parent, n + 1
+            token_BX[b, n], parent_BX[b, n], order_BX[b, n] = token, parent, behind + d + 1
             depth_BX[b, n], rank_BX[b, n] = depth_BX[b, parent] + 1, 0
             for m in range(n):
                 out_BXX[b, n, m] = out_BXX[b, parent, m]

@@ -22,7 +22,7 @@ from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.request import Request, SamplingParams
 from eagle_batch.engine.sampling import pack_params
 from eagle_batch.engine.testing import tiny_head, tiny_target
-from eagle_batch.engine.tree import build_tree, in_given_order
+from eagle_batch.engine.tree import DraftTree, build_tree, in_given_order
 from eagle_batch.engine.verify import walk
 from eagle_batch.models.target import Pass, Target, TargetOutput
 from tests.engine.test_parity import (
@@ -168,6 +168,42 @@ def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
     for price, length in ((0.0, 3), (0.5, 3), (0.8, 1), (1.5, 0)):
         tree = merged.draft(replace(state, price=price))
         assert tree.tokens_BN.shape[1] == 1 + length
+
+
+def test_the_model_is_not_asked_where_every_row_goes_round_in_a_circle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = tiny_target()
+    merged = drafter(target, "head", 2, branch=9)
+    merged.use(Shape(4, 3, 8, 9))
+    zero_B = torch.zeros(2, dtype=torch.int64)
+    circle = [5, 7, 9] * 6
+    for second, asked in (([*range(3, 21)], 1), (circle, 0)):
+        tokens_BA = torch.tensor([circle, second])
+        features = torch.randn(2, 18, 3 * target.shape.hidden)
+        merged.extend(CommittedChain(0, zero_B, zero_B + 17, 0), features, tokens_BA)
+        state = DraftState(
+            first_row=0,
+            root_B=tokens_BA[:, -1],
+            length_B=zero_B + 18,
+            index_B=zero_B,
+            params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
+            longest=18,
+        )
+        calls: list[DraftState] = []
+        model_draft = merged._model.draft
+
+        def counted(state: DraftState, draft: Any = model_draft, calls: Any = calls) -> DraftTree:
+            calls.append(state)
+            return draft(state)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(merged._model, "draft", counted)
+        tree = merged.draft(state)
+        monkeypatch.undo()
+        assert len(calls) == asked
+        # The branch comes behind the eight nodes of the tree, be they there or not.
+        assert tree.order_BN[0, -9:].tolist() == list(range(10, 19))
+        assert tree.tokens_BN[0, -9:].tolist() == [5, 7, 9] * 3
 
 
 def plain_requests(vocab: int, count: int) -> list[Request]:

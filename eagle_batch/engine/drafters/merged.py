@@ -66,14 +66,18 @@ class MergedDrafter:
 
     def draft(self, state: DraftState) -> DraftTree:
         """Return the model's tree with the branch behind its nodes."""
-        tree = self._model.draft(state) if self.nodes else root_tree(state.root_B)
         if not self.branch:
-            return tree
-        branch_BD = self._ngram.branches(state)
+            return self._tree(state)
+        branch_BD, sure = self._ngram.branches(state)
+        # What the model says there is not worth its time; it catches up when it is asked again.
+        tree = self._tree(state) if not sure else root_tree(state.root_B)
         if branch_BD.shape[1] == 0:
             return tree
-        merged = merge(tree, branch_BD)
+        merged = merge(tree, branch_BD, self.nodes + 1)
         return marked(merged) if state.ragged else merged
+
+    def _tree(self, state: DraftState) -> DraftTree:
+        return self._model.draft(state) if self.nodes else root_tree(state.root_B)
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange what is known of two rows."""
@@ -90,16 +94,19 @@ class MergedDrafter:
         self._ngram.restore(row, columns[-1:])
 
 
-def merge(tree: DraftTree, branch_BD: Tensor) -> DraftTree:
+def merge(tree: DraftTree, branch_BD: Tensor, behind: int | None = None) -> DraftTree:
     """Hang a chain of tokens on a tree, from the deepest node down that carries them.
+
+    behind: the order that its nodes come behind, that of the last node of the tree if None.
 
     A token of the chain that the tree has already becomes a sibling without children, which no walk
     goes to: the earlier node is found first. So every row keeps the same number of nodes.
     """
     (B, N), D = tree.tokens_BN.shape, branch_BD.shape[1]
     depth = max(tree.depth, D)
+    behind = N if behind is None else behind
     if kernels_take(tree.tokens_BN, tree.parents_BN, branch_BD):
-        return _merge_compiled(tree, branch_BD, depth)
+        return _merge_compiled(tree, branch_BD, depth, behind)
     node_B = torch.zeros_like(tree.tokens_BN[:, 0])
     own_BN = tree.parents_BN.clone()
     own_BN[:, 0] = -1
@@ -110,7 +117,7 @@ def merge(tree: DraftTree, branch_BD: Tensor) -> DraftTree:
         known_B = same_BN.any(1)
         node_B = torch.where(known_B, same_BN.int().argmax(1), N + place)
     # Behind all nodes of the tree: without the branch, none of these is there.
-    order_BD = torch.arange(N + 1, N + D + 1, device=branch_BD.device).expand(B, D)
+    order_BD = torch.arange(behind + 1, behind + D + 1, device=branch_BD.device).expand(B, D)
     nodes = Selection(
         torch.cat((tree.tokens_BN[:, 1:], branch_BD), dim=1),
         torch.cat(parents, dim=1),
@@ -120,10 +127,11 @@ def merge(tree: DraftTree, branch_BD: Tensor) -> DraftTree:
     return build_tree(tree.tokens_BN[:, 0], nodes, depth)
 
 
-def _merge_compiled(tree: DraftTree, branch_BD: Tensor, depth: int) -> DraftTree:
+def _merge_compiled(tree: DraftTree, branch_BD: Tensor, depth: int, behind: int) -> DraftTree:
     from eagle_batch.engine import kernels
 
     B, N = tree.tokens_BN.shape
     merged = unfilled_tree(B, N + branch_BD.shape[1], depth)
-    kernels.merge(*tree_arrays(tree), branch_BD.contiguous().numpy(), *tree_arrays(merged))
+    chain = branch_BD.contiguous().numpy()
+    kernels.merge(*tree_arrays(tree), chain, behind, *tree_arrays(merged))
     return merged

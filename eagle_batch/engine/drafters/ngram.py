@@ -80,7 +80,7 @@ class NgramDrafter:
 
         Where the host may look, no more of it than is worth its verification.
         """
-        drafted_BD = self.branches(state)
+        drafted_BD, _ = self.branches(state)
         depth = drafted_BD.shape[1]
         if depth == 0:
             return root_tree(state.root_B)
@@ -88,17 +88,21 @@ class NgramDrafter:
         tree = build_tree(state.root_B, in_given_order(drafted_BD, parents_BD), depth)
         return marked(tree) if state.ragged else tree
 
-    def branches(self, state: DraftState) -> Tensor:
-        """Return the tokens that `draft` makes chains of, `[B, D]`; -1 behind what a row uses."""
+    def branches(self, state: DraftState) -> tuple[Tensor, bool]:
+        """Return the tokens that `draft` makes chains of, `[B, D]`; -1 behind what a row uses.
+
+        And whether nothing better can be drafted: every row agrees in all tokens that are compared,
+        after which nineteen of twenty first guesses are right.
+        """
         drafted_BD, length_B = self.look_back(state)
         if not state.params.host_looks:
-            return drafted_BD
+            return drafted_BD, False
         worth_B = worth(length_B, self.depth, state.price)
         drafted_BD = drafted_BD[:, : int(worth_B.max())]
         if not state.ragged:
-            return drafted_BD
+            return drafted_BD, False
         unused_BD = torch.arange(drafted_BD.shape[1]) >= worth_B[:, None]
-        return drafted_BD.masked_fill(unused_BD, -1)
+        return drafted_BD.masked_fill(unused_BD, -1), int(length_B.min()) >= self._longest
 
     def look_back(self, state: DraftState) -> tuple[Tensor, Tensor]:
         """Return what followed the longest, then latest, match, and its length: `[B, D]`, `[B]`.
