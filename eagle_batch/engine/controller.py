@@ -33,8 +33,8 @@ _BEST_CHANCE = 0.9
 #: passes that is certain.
 _DEAR, _LEAST_SHARE = 3.0, 0.95
 #: Share of the rounds that surveys may cost, where drafts pay and where they do not, and the cost
-#: of one, in rounds, from which on there are none.
-_SURVEY_SHARE, _SELDOM_SHARE, _SURVEY_MOST = 0.01, 0.0025, 0.45
+#: of one, in rounds, above which there are none.
+_SURVEY_SHARE, _SELDOM_SHARE, _SURVEY_MOST = 0.01, 0.0025, 1.0
 #: Plain passes from which on a draft that never ran must be so much better, were it as good as
 #: hoped, to be tried at all.
 _COSTLY, _WORTH = 1.3, 1.3
@@ -192,25 +192,26 @@ class Controller:
     """Keeps the estimates and names the next shape."""
 
     def __init__(
-        self, shapes: Sequence[Shape], passes: PassRatio | None = None, *, fitted: bool = False
+        self, shapes: Sequence[Shape], passes: PassRatio | None = None, *, ragged: bool = False
     ) -> None:
         """Begin to learn.
 
         passes: (tokens, reference tokens) -> how many passes of the target over the reference one
-        over the tokens costs, as a calibration has measured it. fitted: see `grid`.
+        over the tokens costs, as a calibration has measured it. ragged: each row is verified with
+        those nodes alone that are worth it; see `price`.
         """
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
         self._passes: PassRatio = passes or (lambda _tokens, _reference: 1.0)
-        self._fitted = fitted
+        self._ragged = ragged
         self._cost: dict[tuple[Shape, int], _Cost] = {}
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
         self._total = 0
         #: The draft that tells most of others, by bucket of rows.
         self._surveys: dict[int, Shape] = {}
-        #: Rounds that surveys may cost, and what the one that was chosen last is going to.
-        self._credit, self._survey_cost = 0.0, 0.0
+        #: Rounds that surveys may cost.
+        self._credit = 0.0
         self.renew()
 
     def renew(self) -> None:
@@ -246,23 +247,27 @@ class Controller:
         gone.
         """
         best, survey = self.best(rows), self._survey(rows)
-        rates = {e.shape: e.rate for e in self.estimates(rows)}
-        self._survey_cost = 0.0
-        if survey in {best, PLAIN} or not rates[survey]:
+        known = {e.shape: e for e in self.estimates(rows)}
+        usual, other = known[best], known[survey]
+        if survey in {best, PLAIN} or not other.seconds or not usual.seconds:
             return best
-        cost = max(0.0, 1 - rates[survey] / rates[best])
-        if cost > min(self._credit, _SURVEY_MOST):
+        # What the rounds that would have fitted into it would have made.
+        cost = max(0.0, 1 - other.rate / usual.rate) * other.seconds / usual.seconds
+        if cost > self._credit:
             return best
-        self._survey_cost = cost
+        self._credit -= cost
         return survey
 
     def _survey(self, rows: int) -> Shape:
-        """Return the largest draft whose verification is not too dear; plain where all are."""
+        """Return the draft that tells most of others, of those that are not too dear to verify."""
         bucket = _bucket(rows)
         if bucket not in self._surveys:
             cheap = [s for s in self._shapes if self._pass_ratio(s, 1 << bucket) <= _DEAR]
-            self._surveys[bucket] = max(cheap, key=_size)
+            self._surveys[bucket] = max(cheap, key=lambda s: (self._told_by(s), *_size(s)))
         return self._surveys[bucket]
+
+    def _told_by(self, shape: Shape) -> int:
+        return sum(_lies_in(other, shape) for other in self._shapes)
 
     def best(self, rows: int) -> Shape:
         """Return the shape with the highest estimated rate; plain where nothing is better."""
@@ -275,8 +280,7 @@ class Controller:
         self._rounds[shape] += 1
         self._total += 1
         share = _SELDOM_SHARE if shape == PLAIN else _SURVEY_SHARE
-        self._credit = min(_SURVEY_MOST, self._credit + share) - self._survey_cost
-        self._survey_cost = 0.0
+        self._credit = min(_SURVEY_MOST, self._credit + share)
         for other, gain in self._gain.items():
             if other == shape:
                 gain.add(1 + sum(map(len, walks)) / rows, rows)
@@ -291,7 +295,7 @@ class Controller:
                 self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
-            differ = shape.branch > 0 or (self._fitted and shape != PLAIN)
+            differ = shape.branch > 0 or (self._ragged and shape != PLAIN)
             self._cost.setdefault((shape, _bucket(rows)), _Cost(differ)).add(seconds)
         self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
@@ -307,17 +311,17 @@ class Controller:
             ]
         return self._known[rows]
 
-    def price(self, rows: int) -> float:
+    def price(self, shape: Shape, rows: int) -> float:
         """Return what the verification of a node costs, in tokens that the batch makes meanwhile.
 
-        At the slope of the cost of a pass from where a row drafts nothing to where it drafts as the
-        best shape does; 0 until anything is known, and where rows cannot differ.
+        At the mean slope of what a pass costs, from where rows draft nothing to where they draft a
+        whole shape; 0 until anything is known, and where rows cannot differ.
         """
         best = max(self.estimates(rows), key=lambda e: e.rate)
         plain = self._seconds(PLAIN, rows)
-        if not self._fitted or not plain or not best.seconds:
+        if not self._ragged or not plain or not best.seconds:
             return 0.0
-        nodes = max(1.0, best.shape.nodes + best.shape.branch * _BRANCHING)
+        nodes = max(1.0, shape.nodes + shape.branch * _BRANCHING)
         more = self._passes(rows + round(rows * nodes), rows) - 1
         return max(0.0, more / nodes) * plain * best.rate
 
@@ -390,7 +394,7 @@ class Controller:
             return _BEST_CHANCE
         # All siblings together do about as well as a second try would.
         missed = 1 - self._first_chance(tree=False)
-        return 1 - missed * missed
+        return min(_BEST_CHANCE, 1 - missed * missed)
 
     def _least_seconds(self, shape: Shape, rows: int) -> float:
         """Return what an untried shape costs at least: as much as any smaller one, and its pass.
@@ -410,7 +414,7 @@ class Controller:
 
     def _pass_ratio(self, shape: Shape, rows: int) -> float:
         """Return how many plain passes the verification of a draft costs."""
-        branch = shape.branch * (_BRANCHING if self._fitted else 1.0)
+        branch = shape.branch * (_BRANCHING if self._ragged else 1.0)
         return self._passes(rows + round(rows * (shape.nodes + branch)), rows)
 
     def _plan_probe(self, rows: int) -> None:
@@ -441,7 +445,12 @@ class Controller:
             if other == shape
             for ratio in self._ratios(shape, bucket, there)
         ]
-        return min(inferred)[1] if inferred else None
+        if not inferred:
+            return None
+        # A pass over drafts costs what one without costs at least; nodes that were left out there
+        # may be worth it here.
+        plain = self._cost.get((PLAIN, bucket))
+        return max(min(inferred)[1], 0.0 if plain is None or shape == PLAIN else plain.value)
 
     def _ratios(self, shape: Shape, bucket: int, there: int) -> Iterator[float]:
         """Yield what a round at one number of rows costs in rounds at another.

@@ -30,7 +30,7 @@ class Counters:
         self._drafted_at += missing
         self._accepted_at += missing
 
-    def add_round(self, accepted: Sequence[int], depth: int, shape: str) -> None:
+    def add_round(self, accepted: Sequence[int], depths: Sequence[int], shape: str) -> None:
         """Count one verification pass that accepted so many drafted tokens in each row."""
         self._target_passes += 1
         self._passes_by_shape[shape] = self._passes_by_shape.get(shape, 0) + 1
@@ -38,8 +38,8 @@ class Counters:
         self._passes_by_rows[kind] = self._passes_by_rows.get(kind, 0) + 1
         self._row_passes += len(accepted)
         self._round_tokens += sum(accepted) + len(accepted)
-        for level in range(depth):
-            self._drafted_at[level] += len(accepted)
+        for level in range(max(depths, default=0)):
+            self._drafted_at[level] += sum(depth > level for depth in depths)
             self._accepted_at[level] += sum(count > level for count in accepted)
 
     def snapshot(self, clock: PhaseClock, prefill: Prefill) -> EngineMetrics:

@@ -4,8 +4,8 @@
 commit the accepted path, extend the drafter over it. Prompts that come into free slots go along in
 the same pass, or have one of their own while most slots are empty.
 Everything inside a round is tensor work on shapes that are fixed before it; the only
-synchronisation reads the round's result. On the CPU, where looking at results is free, each row
-is verified with no more nodes than are worth it.
+synchronisation reads the round's result. On the CPU, where looking at results is free, rows
+may be verified with no more nodes than are worth it.
 
 Shape legend: B active rows, N nodes with the root, R nodes of the pass (see `places`),
 A = depth + 1 places of a path, V vocabulary.
@@ -166,9 +166,8 @@ class Engine:
 
     def _new_controller(self) -> Controller:
         # On the CPU a branch is cut to its worth in every row: no shorter one is a choice.
-        fitted = self.target.device.type == "cpu"
-        shapes = grid(*astuple(self._fixed), fitted=fitted)
-        return Controller(shapes, self._passes.ratio, fitted=fitted)
+        shapes = grid(*astuple(self._fixed), fitted=self.target.device.type == "cpu")
+        return Controller(shapes, self._passes.ratio, ragged=self.target.can_trim)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -240,16 +239,16 @@ class Engine:
 
     def _round(self, shape: Shape, rows: int, group: Group | None) -> None:
         """Run a round for the first rows, and the last pass of a group beside it."""
-        state = self._state(rows)
+        state = self._state(rows, shape)
         if self.drafter is not None and shape != PLAIN:
             # What was put off over many rounds is no cost of this one.
             with self._clock.phase("draft"):
                 self.drafter.prepare(state)
         start = time.perf_counter()
-        walks, depth = self._run_round(state, shape, group)
+        walks, depths = self._run_round(state, shape, group)
         if self._controller is not None and group is None:
             self._controller.observe(shape, walks, time.perf_counter() - start)
-        self._counters.add_round([len(walk) for walk in walks], depth, shape.name)
+        self._counters.add_round([len(walk) for walk in walks], depths, shape.name)
 
     def _next_shape(self) -> Shape:
         """Return the draft of the next round; plain without a drafter or where it does not pay."""
@@ -268,8 +267,8 @@ class Engine:
 
     def _run_round(
         self, state: DraftState, shape: Shape, group: Group | None
-    ) -> tuple[list[Walk], int]:
-        """Draft, verify, commit, extend; return what each row accepted, and the depth."""
+    ) -> tuple[list[Walk], list[int]]:
+        """Draft, verify, commit, extend; return what rows accepted, and depths of drafts."""
         with self._clock.phase("draft"):
             if self.drafter is None or shape == PLAIN:
                 tree = root_tree(state.root_B)
@@ -298,10 +297,11 @@ class Engine:
         if state.params.logprobs is not None:
             by_node_BNV = places.by_node(logits_RV)
             logprobs = path_logprobs(by_node_BNV, verdict, state.params.logprobs)
-        walks = self._account(result.tolist(), tree.depth, logprobs)
+        depths = tree.depths
+        walks = self._account(result.tolist(), depths, logprobs)
         if group is not None:
             self._begin(group, others, first_B1V)
-        return walks, tree.depth
+        return walks, depths
 
     def _logits(
         self, output: TargetOutput, group: Group | None, others: Sequence[TargetOutput]
@@ -327,7 +327,7 @@ class Engine:
         logits_BNV = places.by_node(logits_RV)
         return self._adjustments.adjust(logits_BNV, 0, tree, state.params).flatten(0, 1)
 
-    def _state(self, count: int) -> DraftState:
+    def _state(self, count: int, shape: Shape) -> DraftState:
         slots, rows = self._slots, slice(0, count)
         # Copies: the originals move on when the round commits.
         return DraftState(
@@ -338,7 +338,7 @@ class Engine:
             slots.params if count == self.active else slots.params.narrow(0, count),
             max(row.length for row in slots.rows[rows]),
             self._adjustments.guides.draft(0, count),
-            0.0 if self._controller is None else self._controller.price(count),
+            0.0 if self._controller is None else self._controller.price(shape, count),
         )
 
     def _tree_pass(self, state: DraftState, tree: DraftTree, *, alone: bool) -> tuple[Pass, Places]:
@@ -356,9 +356,11 @@ class Engine:
         if tree.used_BN is None:
             return Pass(tree.tokens_BN, positions_BN, step), all_nodes(tree)
         padded = Pass(tree.tokens_BN.clamp(min=0), positions_BN, step)
-        if not (alone and self.target.trims(step)):
-            return padded, all_nodes(tree)
-        return padded.trimmed(tree.used_BN), used_nodes(tree)
+        if alone and self.target.can_trim:
+            trimmed = padded.trimmed(tree.used_BN)
+            if self.target.trims(trimmed):
+                return trimmed, used_nodes(tree)
+        return padded, all_nodes(tree)
 
     def _run_passes(self, passes: Sequence[Pass]) -> list[TargetOutput]:
         # Nobody takes the features in while the drafter does not follow.
@@ -408,15 +410,15 @@ class Engine:
         drafter.extend(chain, features_BAF, verdict.tokens_BA)
 
     def _account(
-        self, result: list[list[int]], depth: int, logprobs: Logprobs | None
+        self, result: list[list[int]], depths: Sequence[int], logprobs: Logprobs | None
     ) -> list[Walk]:
         walks: list[Walk] = []
         rows = zip(self._slots.rows[: len(result)], result, strict=True)
         for place, (row, (count, status, *rest)) in enumerate(rows):
-            places = depth + 1
+            places = len(rest) // 3
             tokens, orders, ranks = rest[:places], rest[places : 2 * places], rest[2 * places :]
             row.target_passes += 1
-            row.drafted += depth
+            row.drafted += depths[place]
             row.accepted += count
             row.length += count + 1
             walks.append(list(zip(orders, ranks, strict=True))[1 : count + 1])
@@ -456,6 +458,8 @@ class Engine:
             self._adjustments.move_row(last, slot)
             if self.drafter is not None:
                 self.drafter.swap_rows(slot, last, length)
+        if row.finish_reason == "overflow":
+            self.cache.clear(last)
 
 
 def _round_result(

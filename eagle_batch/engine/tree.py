@@ -41,6 +41,14 @@ class DraftTree:
     #: The others carry -1, which no target chooses. None: all are used.
     used_BN: Tensor | None = None
 
+    @property
+    def depths(self) -> list[int]:
+        """How deep each row's draft is."""
+        if self.used_BN is None:
+            return [self.depth] * self.tokens_BN.shape[0]
+        deepest_B = self.depth_BN.masked_fill(~self.used_BN, 0).amax(1)
+        return deepest_B.tolist()
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -184,6 +192,7 @@ def select_nodes(candidates: Candidates, count: int, width: int, least: float = 
     node_of_record.scatter_(1, chosen_BM, nodes_BM)
     records_BM = candidates.parents_BR.gather(1, chosen_BM)
     parents_BM = node_of_record.gather(1, records_BM.clamp(min=0)).masked_fill(records_BM < 0, 0)
-    unlikely_BM = scores_BR.gather(1, chosen_BM) < least
-    tokens_BM = candidates.tokens_BR.gather(1, chosen_BM).masked_fill(unlikely_BM, -1)
+    tokens_BM = candidates.tokens_BR.gather(1, chosen_BM)
+    if least > -inf:
+        tokens_BM = tokens_BM.masked_fill(candidates.scores_BR.gather(1, chosen_BM) < least, -1)
     return Selection(tokens_BM, parents_BM, order_BM + 1, chosen_BM % width)

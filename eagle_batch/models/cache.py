@@ -91,6 +91,9 @@ class Cache(Protocol):
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange the first `length` columns of two slots."""
 
+    def clear(self, row: int) -> None:
+        """Forget a slot: what is not a number must not meet a weight of zero."""
+
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first `length` columns of a slot, each `[layers, length, ...]`."""
 
@@ -150,6 +153,10 @@ class KeyValueCache:
         kept = self.store[:, a, :length].clone()
         self.store[:, a, :length] = self.store[:, b, :length]
         self.store[:, b, :length] = kept
+
+    def clear(self, row: int) -> None:
+        """Zero a slot: what is not a number must not meet a weight of zero."""
+        self.store[:, row] = 0
 
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first `length` columns of a slot, `[layers, length, 2, G, D]`."""

@@ -11,7 +11,7 @@ float32, or bfloat16 where the processor multiplies that with such weights; all 
 
 Shape legend: L layers, R rows (tokens of the batch), H hidden size, I width of the feed-forward
 layer, Q query heads, G key/value heads, D head size, P = D / 2 pairs of a rotation, X = (Q + 2 * G)
-* D, S slots of the cache, C columns of a slot, B rows of the batch, N = R / B tokens of each, M
+* D, S slots of the cache, C columns of a slot, B rows of the batch, N tokens of each at most, M
 scratch columns, J = N * Q / G queries of a row and a group, T places that a token looks at, W
 threads, A rows of the inputs of attention, K boundaries whose states are kept.
 """

@@ -115,10 +115,15 @@ class PackedDecoder:
         hidden = rms_norm(x_RH, self._norm, self._eps).to(self._dtype).view(B, N, -1)
         return hidden, kept_RF.to(self._dtype).view(B, N, -1) if aux_layers else None
 
-    def trims(self, step: PackedStep) -> bool:
-        """Whether a step may be over rows of different lengths: whether kernels make it."""
+    @property
+    def fused(self) -> bool:
+        """Whether there are kernels for this stack."""
+        return self._fused is not None
+
+    def suits(self, step: PackedStep) -> bool:
+        """Whether kernels make this step."""
         fused = self._fused
-        return fused is not None and isinstance(step, CacheStep) and fused.suits(step)
+        return fused is not None and isinstance(step, CacheStep | JoinedStep) and fused.suits(step)
 
     def _run(
         self, x_RH: Tensor, rotation: Tensor, step: PackedStep, keep: Sequence[int]

@@ -65,6 +65,11 @@ class SplitCache:
         for part in self.parts:
             part.swap_rows(a, b, length)
 
+    def clear(self, row: int) -> None:
+        """Zero a slot."""
+        for part in self.parts:
+            part.clear(row)
+
     def snapshot(self, row: int, length: int) -> tuple[Tensor, ...]:
         """Return a copy of the first `length` columns of a slot, each device's on that device."""
         return tuple(columns for part in self.parts for columns in part.snapshot(row, length))

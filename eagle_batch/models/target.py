@@ -173,9 +173,14 @@ class Target:
         aux = [moved(captured[k], self.device) for k in aux_layers]
         return TargetOutput(hidden_BNH, torch.cat(aux, dim=-1))
 
-    def trims(self, step: Step) -> bool:
-        """Whether a pass may be over rows of different lengths."""
-        return self._packed is not None and self._packed.trims(step)
+    @property
+    def can_trim(self) -> bool:
+        """Whether passes of few tokens may be over rows of different lengths."""
+        return self._packed is not None and self._packed.fused
+
+    def trims(self, trimmed: Pass) -> bool:
+        """Whether a pass over rows of different lengths is of few tokens."""
+        return self._packed is not None and self._packed.suits(trimmed.step)
 
     def forward_together(
         self, passes: Sequence[Pass], aux_layers: Sequence[int] = ()

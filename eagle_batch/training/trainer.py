@@ -254,12 +254,13 @@ class Trainer:
         """Return the head to go on from, with more tokens to draft where more are asked for."""
         config, layers = self.config, int(target.config.num_hidden_layers)
         parts = read_head(config.start, target_layers=layers)
-        known, vocab = parts.draft_to_target, parts.config.vocab
-        asked = min(config.draft_vocab, vocab) if "draft_vocab" in config.model_fields_set else 0
-        if known is None or "lm_head.weight" not in parts.tensors or asked <= len(known):
+        known, weight_VH = parts.draft_to_target, target.get_output_embeddings().weight.cpu()
+        asked = config.draft_vocab if "draft_vocab" in config.model_fields_set else 0
+        fits = (parts.config.vocab, parts.config.hidden) == tuple(weight_VH.shape)
+        if known is None or not fits or not len(known) < asked < len(weight_VH):
             return parts
-        kept = widen_draft_vocabulary(data.completion_tokens(), known, asked, vocab)
-        return widened(parts, kept, target.get_output_embeddings().weight.cpu())
+        kept = widen_draft_vocabulary(data.completion_tokens(), known, asked, len(weight_VH))
+        return widened(parts, kept, weight_VH)
 
     def _new_parts(self, target: Any, data: Dataset) -> HeadParts:
         config = self.config

@@ -153,15 +153,16 @@ def test_it_finds_out_when_texts_become_easy_to_foresee(seed: int) -> None:
 
 def test_a_node_has_its_price() -> None:
     """In tokens that the batch makes while a pass gets longer by a node in every row."""
-    controller, rng = Controller(SHAPES, calibrated, fitted=True), random.Random(0)
-    assert controller.price(8) == 0
+    controller, rng = Controller(SHAPES, calibrated, ragged=True), random.Random(0)
+    assert controller.price(Shape(2, 1, 2), 8) == 0
     for _ in range(300):
         shape = controller.choose(8)
         controller.observe(shape, finished(shape, 8, 0.2, rng), compute_bound(shape, 8))
     assert controller.best(8) == PLAIN
     # A pass over 16 tokens instead of 8 costs 0.2 * 8 more than 0.2 + 0.2 * 8, all for 8 tokens.
-    assert controller.price(8) == pytest.approx(1.6 / 1.8, rel=0.02)
-    assert Controller(SHAPES, calibrated).price(8) == 0
+    assert controller.price(PLAIN, 8) == pytest.approx(1.6 / 1.8, rel=0.02)
+    assert controller.price(Shape(2, 1, 2), 8) == pytest.approx(1.6 / 1.8, rel=0.02)
+    assert Controller(SHAPES, calibrated).price(PLAIN, 8) == 0
 
 
 def test_it_follows_the_batch_as_it_drains() -> None:

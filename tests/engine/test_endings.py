@@ -132,14 +132,17 @@ def test_logits_that_overflow_end_their_row_and_no_other() -> None:
     (poisoned,) = set(range(target.shape.vocab)) - set(drafted.tolist())
     with torch.no_grad():
         target.embed_weight_VH[poisoned] = float("nan")
+    engine = make_engine(target, draft_vocab=target.shape.vocab - 1)
     bad, good = complete(
-        make_engine(target, draft_vocab=target.shape.vocab - 1),
+        engine,
         Request("bad", (3, poisoned, 4), SamplingParams(max_tokens=8)),
         Request("good", PROMPT, SamplingParams(max_tokens=8)),
     )
     assert (bad.finish_reason, bad.text) == ("overflow", "")
     assert good.finish_reason != "overflow"
     assert list(good.token_ids) == plain_decode(tiny_model(), PROMPT, SamplingParams(max_tokens=8))
+    # The next row of its slot must not find what is not a number, be it masked.
+    assert engine.cache.store.isfinite().all()  # type: ignore[attr-defined]
 
 
 def test_a_family_whose_forward_pass_we_do_not_reproduce_is_refused() -> None:

@@ -33,7 +33,7 @@ def worth(length_B: Tensor, most: int, price: float = 0.0) -> Tensor:
     price: chance below which a guess is worth nothing; see `DraftState`.
     """
     per_match = min(_PER_MATCH, _PRICED / price - _DISCOUNT) if price > 0 else _PER_MATCH
-    drafted_B = (length_B * per_match).long().clamp(max=most)
+    drafted_B = (length_B * per_match).long().clamp(0, most)
     return drafted_B.masked_fill(length_B < _LEAST_MATCH, 0)
 
 
