@@ -33,9 +33,10 @@ class PassTable:
 
     def ratio(self, tokens: int, reference: int) -> float:
         """Return how many passes over `reference` tokens one over `tokens` tokens costs."""
-        return self._seconds(tokens) / self._seconds(reference)
+        return self.seconds(tokens) / self.seconds(reference)
 
-    def _seconds(self, tokens: int) -> float:
+    def seconds(self, tokens: int) -> float:
+        """Return what a pass over so many tokens takes."""
         sizes = [size for size, _ in self.points]
         place = bisect_left(sizes, tokens)
         if place == 0:

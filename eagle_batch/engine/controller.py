@@ -38,8 +38,9 @@ _SURVEY_SHARE, _SELDOM_SHARE, _SURVEY_MOST = 0.01, 0.0025, 1.0
 #: Plain passes from which on a draft that never ran must be so much better, were it as good as
 #: hoped, to be tried at all.
 _COSTLY, _WORTH = 1.3, 1.3
-#: Share of the rows that have use for a branch, where each draws its own.
-_BRANCHING = 0.25
+#: Where rows are verified with what is worth it alone: shares of a tree's nodes that are, and of
+#: the rows that have use for a branch.
+_WORTH_IT, _BRANCHING = 0.5, 0.25
 #: A shape whose estimate is below this share of the best is not probed again.
 _HOPELESS = 0.85
 
@@ -192,18 +193,24 @@ class Controller:
     """Keeps the estimates and names the next shape."""
 
     def __init__(
-        self, shapes: Sequence[Shape], passes: PassRatio | None = None, *, ragged: bool = False
+        self,
+        shapes: Sequence[Shape],
+        passes: PassRatio | None = None,
+        *,
+        pass_seconds: Callable[[int], float] | None = None,
     ) -> None:
         """Begin to learn.
 
         passes: (tokens, reference tokens) -> how many passes of the target over the reference one
-        over the tokens costs, as a calibration has measured it. ragged: each row is verified with
-        those nodes alone that are worth it; see `price`.
+        over the tokens costs, as a calibration has measured it. pass_seconds: what one
+        over so many tokens takes, where each row is verified with no nodes but those that are worth
+        it; see `price`.
         """
         assert PLAIN in shapes, "plain decoding must be a choice"
         self._shapes = tuple(shapes)
         self._passes: PassRatio = passes or (lambda _tokens, _reference: 1.0)
-        self._ragged = ragged
+        self._pass_seconds = pass_seconds
+        self._ragged = pass_seconds is not None
         self._cost: dict[tuple[Shape, int], _Cost] = {}
         #: What has run once at a bucket of rows.
         self._warm: set[tuple[Shape, int]] = set()
@@ -315,15 +322,14 @@ class Controller:
         """Return what the verification of a node costs, in tokens that the batch makes meanwhile.
 
         At the mean slope of what a pass costs, from where rows draft nothing to where they draft a
-        whole shape; 0 until anything is known, and where rows cannot differ.
+        shape; 0 until anything is known, and where rows cannot differ.
         """
-        best = max(self.estimates(rows), key=lambda e: e.rate)
-        plain = self._seconds(PLAIN, rows)
-        if not self._ragged or not plain or not best.seconds:
+        best = max(e.rate for e in self.estimates(rows))
+        if self._pass_seconds is None:
             return 0.0
-        nodes = max(1.0, shape.nodes + shape.branch * _BRANCHING)
-        more = self._passes(rows + round(rows * nodes), rows) - 1
-        return max(0.0, more / nodes) * plain * best.rate
+        nodes = max(1.0, self._verified(shape))
+        more = self._pass_seconds(rows + round(rows * nodes)) - self._pass_seconds(rows)
+        return max(0.0, more) / nodes * best
 
     def plain_for_good(self, rows: int) -> bool:
         """Whether every shape was tried and none comes near plain decoding."""
@@ -414,8 +420,13 @@ class Controller:
 
     def _pass_ratio(self, shape: Shape, rows: int) -> float:
         """Return how many plain passes the verification of a draft costs."""
-        branch = shape.branch * (_BRANCHING if self._ragged else 1.0)
-        return self._passes(rows + round(rows * (shape.nodes + branch)), rows)
+        return self._passes(rows + round(rows * self._verified(shape)), rows)
+
+    def _verified(self, shape: Shape) -> float:
+        """Return how many nodes of a row are verified, about."""
+        if not self._ragged:
+            return shape.tokens
+        return _WORTH_IT * shape.nodes + _BRANCHING * shape.branch
 
     def _plan_probe(self, rows: int) -> None:
         """Now and then run a promising shape that is not in use: acceptance and costs drift."""

@@ -167,7 +167,8 @@ class Engine:
     def _new_controller(self) -> Controller:
         # On the CPU a branch is cut to its worth in every row: no shorter one is a choice.
         shapes = grid(*astuple(self._fixed), fitted=self.target.device.type == "cpu")
-        return Controller(shapes, self._passes.ratio, ragged=self.target.can_trim)
+        seconds = self._passes.seconds if self.target.can_trim else None
+        return Controller(shapes, self._passes.ratio, pass_seconds=seconds)
 
     def add(self, request: Request) -> None:
         """Queue a request.

@@ -153,7 +153,11 @@ def test_it_finds_out_when_texts_become_easy_to_foresee(seed: int) -> None:
 
 def test_a_node_has_its_price() -> None:
     """In tokens that the batch makes while a pass gets longer by a node in every row."""
-    controller, rng = Controller(SHAPES, calibrated, ragged=True), random.Random(0)
+
+    def seconds(tokens: int) -> float:
+        return 0.2 + 0.2 * tokens
+
+    controller, rng = Controller(SHAPES, calibrated, pass_seconds=seconds), random.Random(0)
     assert controller.price(Shape(2, 1, 2), 8) == 0
     for _ in range(300):
         shape = controller.choose(8)
