@@ -34,6 +34,9 @@ class Turns:
     def plain_for_good(self, rows: int) -> bool:
         return False
 
+    def price(self, shape: Shape, rows: int) -> float:
+        return 0.0
+
     def observe(self, *_: object) -> None:
         pass
 
