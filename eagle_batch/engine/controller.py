@@ -12,7 +12,7 @@ the shapes, so the choice falls back to it wherever drafting does not pay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 #: Row-rounds after which the first estimate of a shape is trusted.
@@ -21,10 +21,10 @@ _TRIAL_ROW_ROUNDS = 32
 _TRIAL_ROUNDS = 3
 #: Weight of the newest round in the running estimates of gains and of costs.
 _GAIN_BLEND, _COST_BLEND = 0.01, 0.05
-#: Rounds whose least cost begins a running estimate.
+#: Rounds whose cost begins a running estimate.
 _FIRST_COSTS = 4
 #: Rounds between two probes of a shape that is not in use, and rounds of a probe.
-_PROBE_EVERY, _PROBE_ROUNDS = 192, 3
+_PROBE_EVERY, _PROBE_ROUNDS = 96, 3
 #: Times as many between two where nothing is drafted: a head must catch up first.
 _SELDOM = 4
 #: Highest chance that a drafted token is accepted, where nothing was drafted yet.
@@ -141,24 +141,23 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Cost:
-    """What a round takes: the least of the first ones, for a machine only ever disturbs upwards.
+    """What a round takes: of the first ones the mean without the slowest.
 
-    Where rounds differ by themselves, their mean.
+    A machine only ever disturbs upwards, and one long branch among few rounds says little.
     """
 
-    differ: bool
     value: float = 0.0
     count: int = 0
+    first: list[float] = field(default_factory=list)
 
     def add(self, seconds: float) -> None:
         self.count += 1
-        if self.count == 1:
-            self.value = seconds
-        elif self.count <= _FIRST_COSTS:
-            mean = self.value + (seconds - self.value) / self.count
-            self.value = mean if self.differ else min(self.value, seconds)
-        else:
+        if self.count > _FIRST_COSTS:
             self.value += (seconds - self.value) * _COST_BLEND
+            return
+        self.first.append(seconds)
+        quickest = sorted(self.first)[: max(1, self.count - 1)]
+        self.value = sum(quickest) / len(quickest)
 
 
 def grid(
@@ -302,8 +301,7 @@ class Controller:
                 self._first[False].add(sum(chain_hits) / rows, rows)
         # The first round of a size pays for allocations and kernels that the others find ready.
         if (shape, _bucket(rows)) in self._warm:
-            differ = shape.branch > 0 or (self._ragged and shape != PLAIN)
-            self._cost.setdefault((shape, _bucket(rows)), _Cost(differ)).add(seconds)
+            self._cost.setdefault((shape, _bucket(rows)), _Cost()).add(seconds)
         self._warm.add((shape, _bucket(rows)))
         self._plan_probe(rows)
 
