@@ -152,16 +152,16 @@ def test_a_head_to_go_on_from_can_learn_more_tokens(
     """What it drafts already it drafts as before; the rest begins with the target's weights."""
     train(target, chunk, settings(tmp_path / "a", draft_vocab=20))
     start = str(tmp_path / "a" / "head")
-    narrow = Trainer(settings(tmp_path / "b", start=start, draft_vocab=20), target, [chunk]).head
-    wide = Trainer(settings(tmp_path / "c", start=start, draft_vocab=30), target, [chunk]).head
-    few, many = narrow.draft_to_target, wide.draft_to_target
+    narrow: Any = Trainer(settings(tmp_path / "b", start=start, draft_vocab=20), target, [chunk])
+    wide: Any = Trainer(settings(tmp_path / "c", start=start, draft_vocab=30), target, [chunk])
+    few, many = narrow.head.draft_to_target, wide.head.draft_to_target
     assert (len(few), len(many)) == (20, 30)
     assert torch.equal(many, many.sort().values)
     known = torch.isin(many, few)
     assert int(known.sum()) == 20
-    assert torch.equal(wide.lm_head.weight[known], narrow.lm_head.weight)
+    assert torch.equal(wide.head.lm_head.weight[known], narrow.head.lm_head.weight)
     rows = target.get_output_embeddings().weight[many[~known]]
-    assert torch.equal(wide.lm_head.weight[~known], rows)
+    assert torch.equal(wide.head.lm_head.weight[~known], rows)
     train(target, chunk, settings(tmp_path / "c", start=start, draft_vocab=30))
     head = load_head(str(tmp_path / "c" / "head"), dtype=torch.float32, device="cpu")
     assert head.config.draft_vocab == 30
