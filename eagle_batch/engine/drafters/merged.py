@@ -69,8 +69,8 @@ class MergedDrafter:
         if not self.branch:
             return self._tree(state)
         branch_BD, sure = self._ngram.branches(state)
-        # What the model says there is seldom worth its time: it reads what it missed when it is asked
-        # again, many tokens in one pass.
+        # What the model says there is seldom worth its time: what it missed it reads later, many
+        # tokens in one pass.
         tree = self._tree(state) if not sure else root_tree(state.root_B)
         if branch_BD.shape[1] == 0:
             return tree
