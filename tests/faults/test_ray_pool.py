@@ -259,7 +259,8 @@ def test_workers_of_unlike_speed_get_as_many_shards_as_they_make(
     assert_whole(tmp_path / "out", topics)
     assert result.metrics is not None
     slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
-    assert fast > 2 * slow > 0
+    # On a busy machine the slow one may come too late for any of its rows.
+    assert fast > 2 * slow
 
 
 def test_a_worker_without_work_makes_rows_of_a_slow_worker_s_shard(
@@ -275,4 +276,5 @@ def test_a_worker_without_work_makes_rows_of_a_slow_worker_s_shard(
     assert "used" in {loan["state"] for loan in result.metrics["loans"]}
     assert list((tmp_path / "out/_job/shares").iterdir()) == []
     slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
-    assert fast > 2 * slow > 0
+    # On a busy machine the slow one may come too late for any of its rows.
+    assert fast > 2 * slow
