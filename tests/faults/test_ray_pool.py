@@ -259,8 +259,7 @@ def test_workers_of_unlike_speed_get_as_many_shards_as_they_make(
     assert_whole(tmp_path / "out", topics)
     assert result.metrics is not None
     slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
-    # On a busy machine the slow one may come too late for any of its rows.
-    assert fast > 2 * slow
+    assert fast > 2 * slow > 0
 
 
 def test_a_worker_without_work_makes_rows_of_a_slow_worker_s_shard(
@@ -276,5 +275,4 @@ def test_a_worker_without_work_makes_rows_of_a_slow_worker_s_shard(
     assert "used" in {loan["state"] for loan in result.metrics["loans"]}
     assert list((tmp_path / "out/_job/shares").iterdir()) == []
     slow, fast = sorted(worker["rows"] for worker in result.metrics["workers"])
-    # On a busy machine the slow one may come too late for any of its rows.
-    assert fast > 2 * slow
+    assert fast > 2 * slow > 0
