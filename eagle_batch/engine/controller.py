@@ -322,9 +322,9 @@ class Controller:
         At the mean slope of what a pass costs, from where rows draft nothing to where they draft a
         shape; 0 until anything is known, and where rows cannot differ.
         """
-        best = max(e.rate for e in self.estimates(rows))
         if self._pass_seconds is None:
             return 0.0
+        best = max(e.rate for e in self.estimates(rows))
         nodes = max(1.0, self._verified(shape))
         more = self._pass_seconds(rows + round(rows * nodes)) - self._pass_seconds(rows)
         return max(0.0, more) / nodes * best

@@ -31,10 +31,8 @@ class Logprobs:
             row.top_logprobs.append(tuple(zip(ids[:wanted], values[:wanted], strict=True)))
 
 
-def path_logprobs(logits_BNV: Tensor, verdict: Verdict, count: int | None) -> Logprobs | None:
-    """Return log-probabilities along the accepted paths; None where no row asks for them."""
-    if count is None:
-        return None
+def path_logprobs(logits_BNV: Tensor, verdict: Verdict, count: int) -> Logprobs:
+    """Return log-probabilities along the accepted paths."""
     index = verdict.path_BA[..., None].expand(*verdict.path_BA.shape, logits_BNV.shape[-1])
     return place_logprobs(logits_BNV.gather(1, index), verdict.tokens_BA, count)
 

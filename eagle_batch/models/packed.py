@@ -105,8 +105,9 @@ class PackedDecoder:
         """Return the post-norm hidden states `[B, N, H]` and the aux features `[B, N, F]`."""
         B, N = tokens_BN.shape
         x_RH = embedding(tokens_BN.flatten(), self._embed).float()
-        fused = self._fused
-        if fused and isinstance(step, CacheStep | JoinedStep) and fused.suits(step):
+        fused = self._fused if self.suits(step) else None
+        if fused is not None:
+            assert isinstance(step, CacheStep | JoinedStep)
             rotation = self._fused_rotation(positions_BN, step)
             kept_RF = fused.run(x_RH, rotation, step, aux_layers)
         else:

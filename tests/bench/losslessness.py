@@ -25,6 +25,7 @@ import torch
 from eagle_batch import demo
 from eagle_batch.bench.prompts import questions
 from eagle_batch.engine.build import Parts, assemble, load_parts
+from eagle_batch.engine.engine import Engine
 from eagle_batch.engine.noise import gumbel
 from eagle_batch.engine.request import EngineSpec, Request, SamplingParams, noise_key
 from eagle_batch.engine.sampling import filtered_logits, pack_params
@@ -82,7 +83,12 @@ def key(row: int) -> int:
 def decode(
     parts: Parts, spec: EngineSpec, prompts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> list[tuple[int, ...]]:
-    engine = assemble(parts, spec)
+    return run(assemble(parts, spec), prompts, params)
+
+
+def run(
+    engine: Engine, prompts: Sequence[tuple[int, ...]], params: SamplingParams
+) -> list[tuple[int, ...]]:
     for row, prompt in enumerate(prompts):
         engine.add(Request(str(row), prompt, params, key(row)))
     done: dict[int, tuple[int, ...]] = {}

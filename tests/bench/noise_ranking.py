@@ -21,10 +21,10 @@ import click
 from eagle_batch import demo
 from eagle_batch.engine.build import Parts, assemble, load_parts
 from eagle_batch.engine.drafters.base import DraftState
-from eagle_batch.engine.request import EngineSpec, Request, SamplingParams
+from eagle_batch.engine.request import EngineSpec, SamplingParams
 from eagle_batch.engine.sampling import pack_params
 from eagle_batch.engine.tree import DraftTree
-from tests.bench.losslessness import MODEL, encode, key
+from tests.bench.losslessness import MODEL, encode, run
 
 #: Name, and tree, depth, width and nodes.
 TREES = {
@@ -63,12 +63,8 @@ def decode(
     engine = assemble(parts, spec)
     if not aware:
         engine.drafter = Unaware(engine.drafter)
-    for row, prompt in enumerate(prompts):
-        engine.add(Request(str(row), prompt, params, key(row)))
-    done: dict[int, tuple[int, ...]] = {}
-    while engine.has_work:
-        done |= {int(c.request_id): c.token_ids for c in engine.step()}
-    return [done[row] for row in range(len(prompts))], engine.metrics().acceptance_length
+    texts = run(engine, prompts, params)
+    return texts, engine.metrics().acceptance_length
 
 
 def compare(

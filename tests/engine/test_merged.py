@@ -134,6 +134,22 @@ def test_the_grid_offers_the_branch_alone_and_beside_trees() -> None:
     assert Shape(4, 4, 12, 3).name == "4,4,12,+3"
 
 
+def state_after(merged: MergedDrafter, target: Target, texts: list[list[int]]) -> DraftState:
+    """Let a drafter take in two greedy rows of one length; return where they stand."""
+    tokens_BA = torch.tensor(texts)
+    zero_B, length = torch.zeros(2, dtype=torch.int64), tokens_BA.shape[1]
+    features = torch.randn(2, length, 3 * target.shape.hidden)
+    merged.extend(CommittedChain(0, zero_B, zero_B + length - 1, 0), features, tokens_BA)
+    return DraftState(
+        first_row=0,
+        root_B=tokens_BA[:, -1],
+        length_B=zero_B + length,
+        index_B=zero_B,
+        params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
+        longest=length,
+    )
+
+
 def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
     """Other nodes would be verified for nothing."""
     target = tiny_target()
@@ -143,19 +159,7 @@ def test_a_branch_is_as_long_as_what_repeats_is_worth() -> None:
     alone = [7, 8, 9, 10, 11, 12]
     for again in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 1, 2], [9] * 6):
         texts = [alone, again]
-        tokens_BA = torch.tensor(texts)
-        zero_B = torch.zeros(2, dtype=torch.int64)
-        chain = CommittedChain(0, zero_B, zero_B + 5, 0)
-        features = torch.randn(2, 6, 3 * target.shape.hidden)
-        merged.extend(chain, features, tokens_BA)
-        state = DraftState(
-            first_row=0,
-            root_B=tokens_BA[:, -1],
-            length_B=zero_B + 6,
-            index_B=zero_B,
-            params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
-            longest=6,
-        )
+        state = state_after(merged, target, texts)
         tree = merged.draft(state)
         sizes.append(tree.tokens_BN.shape[1])
         if tree.used_BN is not None:
@@ -176,20 +180,9 @@ def test_the_model_is_not_asked_where_every_row_goes_round_in_a_circle(
     target = tiny_target()
     merged = drafter(target, "head", 2, branch=9)
     merged.use(Shape(4, 3, 8, 9))
-    zero_B = torch.zeros(2, dtype=torch.int64)
     circle = [5, 7, 9] * 6
     for second, asked in (([*range(3, 21)], 1), (circle, 0)):
-        tokens_BA = torch.tensor([circle, second])
-        features = torch.randn(2, 18, 3 * target.shape.hidden)
-        merged.extend(CommittedChain(0, zero_B, zero_B + 17, 0), features, tokens_BA)
-        state = DraftState(
-            first_row=0,
-            root_B=tokens_BA[:, -1],
-            length_B=zero_B + 18,
-            index_B=zero_B,
-            params=pack_params([SamplingParams()] * 2, [1, 2], target.device),
-            longest=18,
-        )
+        state = state_after(merged, target, [circle, second])
         calls: list[DraftState] = []
         model_draft = merged._model.draft
 
