@@ -22,6 +22,8 @@ class TrainingConfig(BaseModel):
     target: str
     #: Parquet files with prompt_token_ids and completion_token_ids: paths, folders or globs.
     data: list[str] = Field(min_length=1)
+    #: Stages of the job whose texts are learnt from; null takes all.
+    stages: list[str] | None = Field(None, min_length=1)
     #: Folder of the run: state, curve and the exported heads. Relative to the working directory.
     out: Path
     #: Folder of the target's hidden states, shared by runs; null puts it inside `out`.

@@ -85,11 +85,13 @@ class FeatureStore:
         identity: str,
         aux_layers: tuple[int, ...],
         max_length: int,
+        stages: Sequence[str] | None = None,
     ) -> None:
         self.folder = folder
         self.model = model
         self.aux_layers = aux_layers
         self.max_length = max_length
+        self.stages = stages
         self._identity = identity
 
     def chunk(self, source: Path, batch_tokens: int = 4096) -> Chunk:
@@ -98,12 +100,13 @@ class FeatureStore:
 
         path = self._path(source)
         if not path.exists():
-            samples = read_samples(source, self.max_length)
+            samples = read_samples(source, self.max_length, self.stages)
             self._write(path, compute_chunk(self.model, samples, self.aux_layers, batch_tokens))
         return Chunk(**load_file(path))
 
     def _path(self, source: Path) -> Path:
         stat = source.stat()
+        stages = [] if self.stages is None else [sorted(self.stages)]
         parts = [
             self._identity,
             self.aux_layers,
@@ -111,6 +114,7 @@ class FeatureStore:
             source.name,
             stat.st_size,
             stat.st_mtime_ns,
+            *stages,
         ]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         return self.folder / f"{source.stem}-{digest}.safetensors"

@@ -13,7 +13,7 @@ from eagle_batch.models.linear import has_bfloat16
 from eagle_batch.training.config import TrainingConfig
 from eagle_batch.training.features import FeatureStore, target_identity
 from eagle_batch.training.initial import head_config_for
-from eagle_batch.training.samples import find_files
+from eagle_batch.training.samples import check_stages, find_files
 from eagle_batch.training.team import ALONE, Team
 from eagle_batch.training.trainer import Progress, Trainer, TrainingResult
 
@@ -37,6 +37,8 @@ def train_head(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     files = find_files(config.data, base)
+    if config.stages is not None:
+        check_stages(files, config.stages)
     device = training_device(config.device)
     model = load_target(target, teacher_dtype(device)).to(device)
     store = FeatureStore(
@@ -45,6 +47,7 @@ def train_head(
         identity=_identity(model, target),
         aux_layers=_aux_layers(config, model),
         max_length=config.max_length,
+        stages=config.stages,
     )
     for path in team.share(files):
         store.chunk(path)

@@ -52,18 +52,20 @@ def _expand(pattern: str, base: Path) -> Iterable[Path]:
     return (p for p in root.glob(str(path.relative_to(root))) if p.is_file())
 
 
-def read_samples(path: Path, max_length: int) -> list[Sample]:
+def read_samples(path: Path, max_length: int, stages: Sequence[str] | None = None) -> list[Sample]:
     """Read one file; texts are cut at `max_length`, and rows without a completion are left out.
 
     The file has a column of prompts and one of completions, or is the output of a job with
-    `output.token_ids`, each stage of which gives a sample. Raises DataError where it is neither.
+    `output.token_ids`, each stage of which gives a sample, or each of the given ones.
+    Raises DataError where it is neither.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         names = pq.read_schema(path).names
-        columns = [PROMPT, COMPLETION] if {PROMPT, COMPLETION} <= set(names) else [OF_A_JOB]
+        pairs = stages is None and {PROMPT, COMPLETION} <= set(names)
+        columns = [PROMPT, COMPLETION] if pairs else [OF_A_JOB]
         if not set(columns) <= set(names):
             raise DataError(
                 f"{path}: found the columns {names}; a training file needs {PROMPT} and "
@@ -72,16 +74,50 @@ def read_samples(path: Path, max_length: int) -> list[Sample]:
             )
         table = pq.read_table(path, columns=columns)
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {error}") from error
-    return list(_samples(_texts(table), max_length))
+        raise _unreadable(path, error) from error
+    return list(_samples(_texts(table, stages), max_length))
 
 
-def _texts(table: pa.Table) -> Iterator[tuple[list[int] | None, list[int] | None]]:
+def check_stages(files: Sequence[Path], stages: Sequence[str]) -> None:
+    """Raise DataError where one of the stages wrote none of the texts of a job's files."""
+    found: set[str] = set()
+    found.update(*map(_stages, files))
+    missing = [stage for stage in stages if stage not in found]
+    if missing:
+        raise DataError(
+            f"stages: {', '.join(missing)}: found no such text in {files[0].parent}; its stages "
+            f"are {', '.join(sorted(found)) or 'none: it is not the output of a job'}"
+        )
+
+
+def _stages(path: Path) -> set[str]:
+    """Return the stages that wrote the texts of a file, none where it is not a job's."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        if OF_A_JOB not in file.schema_arrow.names:
+            return set()
+        rows = file.read([f"{OF_A_JOB}.list.element.stage"]).column(OF_A_JOB).to_pylist()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from error
+    return {text["stage"] for row in rows for text in row or []}
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: not a readable Parquet file: {error}")
+
+
+def _texts(
+    table: pa.Table, stages: Sequence[str] | None
+) -> Iterator[tuple[list[int] | None, list[int] | None]]:
     """Yield the prompt and the completion of each text."""
     if OF_A_JOB in table.column_names:
-        for stages in table.column(OF_A_JOB):
-            for stage in stages.as_py() or []:
-                yield stage.get("prompt"), stage["ids"]
+        for row in table.column(OF_A_JOB):
+            for text in row.as_py() or []:
+                if stages is None or text["stage"] in stages:
+                    yield text.get("prompt"), text["ids"]
         return
     for prompt, completion in zip(table.column(PROMPT), table.column(COMPLETION), strict=True):
         yield prompt.as_py(), completion.as_py()

@@ -14,7 +14,13 @@ from torch import Tensor
 from eagle_batch.data.schema import TOKEN_IDS
 from eagle_batch.errors import ConfigError, DataError
 from eagle_batch.training.features import Chunk, collect_features, groups_of_similar_length
-from eagle_batch.training.samples import Sample, find_files, is_held_out, read_samples
+from eagle_batch.training.samples import (
+    Sample,
+    check_stages,
+    find_files,
+    is_held_out,
+    read_samples,
+)
 from eagle_batch.training.vocabulary import choose_draft_vocabulary, coverage
 from tests.training.conftest import AUX, store
 from tests.training.tiny_target import write_texts
@@ -99,6 +105,16 @@ def test_the_output_of_a_job_is_training_data(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "part.parquet")
     found = read_samples(tmp_path / "part.parquet", 9)
     assert found == [Sample((1, 2, 3, 4), 2), Sample((5, 6, 7, 8), 1)]
+    assert read_samples(tmp_path / "part.parquet", 9, ["answer"]) == found[1:]
+    check_stages([tmp_path / "part.parquet"], ["answer", "question"])
+    with pytest.raises(DataError, match=r"stages: ansver: .* answer, question"):
+        check_stages([tmp_path / "part.parquet"], ["ansver", "answer"])
+
+
+def test_stages_are_asked_of_the_output_of_a_job_only(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.parquet", [([1, 2], [3, 4, 5])])
+    with pytest.raises(DataError, match="not the output of a job"):
+        check_stages([path], ["answer"])
 
 
 def test_a_file_without_token_columns_says_so(tmp_path: Path) -> None:
