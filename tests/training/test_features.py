@@ -115,6 +115,9 @@ def test_stages_are_asked_of_the_output_of_a_job_only(tmp_path: Path) -> None:
     path = write_texts(tmp_path / "a.parquet", [([1, 2], [3, 4, 5])])
     with pytest.raises(DataError, match="not the output of a job"):
         check_stages([path], ["answer"])
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    with pytest.raises(DataError, match=r"b\.parquet: not a readable"):
+        check_stages([tmp_path / "b.parquet"], ["answer"])
 
 
 def test_a_file_without_token_columns_says_so(tmp_path: Path) -> None:
