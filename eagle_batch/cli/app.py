@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from eagle_batch.cli.cluster import address_option, exit_code, jobs_api, submit_to
+from eagle_batch.cli.cluster import address_option, check_options, exit_code, jobs_api, submit_to
 from eagle_batch.errors import EagleBatchError, ExitCode
 
 if TYPE_CHECKING:
@@ -151,6 +151,9 @@ def submit(  # noqa: PLR0913 - one parameter an option
 
     from eagle_batch.job.submit import run_on_ray
 
+    cluster = jobs_api(address)
+    local = {"--json": form == "json", "--log": log, "--dashboard": dashboard}
+    check_options(cluster, local, detach=detach)
     loaded = load(pipeline, overrides, output)
     if only_errors:
         from eagle_batch.job.replay import replay
@@ -160,7 +163,6 @@ def submit(  # noqa: PLR0913 - one parameter an option
             click.echo(f"nothing to replay: {loaded.output.path} has no quarantined rows")
             return
         loaded = quarantined
-    cluster = jobs_api(address)
     if cluster is not None:
         ctx.exit(int(exit_code(submit_to(cluster, loaded, detach=detach))))
     console = Console()

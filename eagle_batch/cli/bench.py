@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", default=128, show_default=True, help="New tokens for each prompt.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy; else top_p 0.95.")
 @click.option("--repeat", default=2, show_default=True, help="Runs of each shape, taken in turn.")
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1 ...")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 @click.option("--threads", default=None, type=int, help="CPU threads; all cores by default.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write records here.")
 @click.option(
@@ -85,6 +85,7 @@ def bench(  # noqa: PLR0913 - a command's options
     the share of the device's arithmetic that useful tokens took, memory the share of its
     bandwidth that reading the weights took in verification.
     """
+    from eagle_batch.engine.build import default_device
     from eagle_batch.engine.request import SamplingParams
     from eagle_batch.job.spec import pipeline_engine_spec
     from eagle_batch.pipeline import load_pipeline
@@ -94,6 +95,7 @@ def bench(  # noqa: PLR0913 - a command's options
     params = SamplingParams(
         temperature=temperature, top_p=0.95 if temperature else None, max_tokens=max_tokens
     )
+    device = default_device() if device == "auto" else device
     spec = pipeline_engine_spec(loaded, device=device, threads=threads or os.cpu_count())
     batches = _numbers(batch)
     choices = _Choices(prompts, rows or max(12, *batches), batches, drafts, params, repeat)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,25 @@ def jobs_api(address: str | None) -> str | None:
     named = (os.environ.get(name, "") for name in VARIABLES)
     found = (text for text in named if text.startswith(("http://", "https://")))
     return address or next(found, None)
+
+
+def check_options(cluster: str | None, local: Mapping[str, object], *, detach: bool) -> None:
+    """Refuse what has no effect where a run goes; raises ConfigError naming the options.
+
+    local: options of a run on this machine's Ray, by name, and whether each was given.
+    """
+    given = [name for name, value in local.items() if value]
+    if cluster is not None and given:
+        raise ConfigError(
+            f"{', '.join(given)}: found beside the cluster {cluster}, to which the run is sent; "
+            "they are for runs on this machine. `eagle-batch status OUTPUT --json` reads a run "
+            "from anywhere"
+        )
+    if cluster is None and detach:
+        raise ConfigError(
+            "--detach: found without a cluster; expected --address http://HEAD:8265, where a run "
+            "goes on by itself"
+        )
 
 
 def submit_to(address: str, pipeline: Pipeline, *, detach: bool = False) -> Ended | None:

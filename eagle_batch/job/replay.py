@@ -26,7 +26,7 @@ from eagle_batch.job.ledger import Identity, latest, read_identity, read_records
 from eagle_batch.job.objects import DATA, ERRORS, data_key, errors_key, read_table
 from eagle_batch.job.store import LocalStore, Store, open_store
 from eagle_batch.job.tasks import Task
-from eagle_batch.pipeline import Pipeline
+from eagle_batch.pipeline import Input, Pipeline
 
 INPUT = "_job/replay.parquet"
 #: What a replay's output is called after the output that it replays.
@@ -114,13 +114,12 @@ def _encode(pipeline: Pipeline, found: Iterator[tuple[list[str], pa.Table]]) -> 
 
 def _derived(pipeline: Pipeline, new: Store) -> Pipeline:
     root = str(Path(new.root).resolve()) if isinstance(new, LocalStore) else new.root
-    source = pipeline.input.model_copy(
-        update={
-            "path": (f"{root}/{INPUT}",),
-            "format": "parquet",
-            "id": pipeline.input.id or "id",
-            "limit": None,
-        }
+    # How rows were found and chosen is behind them: only what they are to carry along is left.
+    source = Input(
+        path=(f"{root}/{INPUT}",),
+        format="parquet",
+        id=pipeline.input.id or "id",
+        columns=pipeline.input.columns,
     )
     # These rows were counted against the limit before.
     limits = pipeline.limits.model_copy(update={"max_error_rate": 1.0})

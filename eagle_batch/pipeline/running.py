@@ -145,13 +145,14 @@ class Limits(Section):
         default=3,
         ge=1,
         le=1000,
-        description="Times that one worker is started before it is given up.",
+        description="Starts of workers that may fail in a row before the job stops.",
     )
     shard_attempts: int = Field(
         default=3,
         ge=1,
         le=1000,
-        description="Times that one shard is tried before its rows are isolated.",
+        description="Workers that a shard may lose before its rows are isolated, and failures "
+        "before it is given up.",
     )
     stall_seconds: float = Field(
         default=600.0,

@@ -94,6 +94,29 @@ def test_derived_ids_are_kept(tmp_path: Path) -> None:
     assert ids == {"in.parquet:2", "in.parquet:9"}
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [{"sample": 9}, {"sample": 0.8}, {"where": "n >= 0"}, {"shuffle": True}],
+    ids=str,
+)
+def test_rows_that_were_chosen_are_not_chosen_again(
+    tmp_path: Path, choice: dict[str, object]
+) -> None:
+    """A sample of a sample would leave rows out without a word."""
+    path = write_job(tmp_path, [LONG] * 12, limits={"max_error_rate": 1.0})
+    document = yaml.safe_load(path.read_text())
+    document["input"] |= {"columns": ["topic"], **choice}
+    path.write_text(yaml.safe_dump(document))
+    run_in_process(load_job(path))
+    failed = {row["id"] for row in read_errors(tmp_path / "out")}
+    assert failed
+    again = replay(load_pipeline(path))
+    assert again is not None
+    run(again)
+    assert {row["id"] for row in read_errors(tmp_path / "out-replay")} == failed
+    assert verify(f"{tmp_path}/out-replay").ok
+
+
 def test_a_replay_that_was_interrupted_goes_on_with_the_same_rows(tmp_path: Path) -> None:
     path = finished(tmp_path)
     first = replay(load_pipeline(path))

@@ -99,6 +99,23 @@ def test_detached_it_returns_at_once_and_says_how_to_look(
     assert f"eagle-batch logs {tmp_path}/out --address {HEAD}" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--address", HEAD, "--json", "--log", "log.jsonl"], "--json, --log: found beside"),
+        (["--address", HEAD, "--dashboard"], "--dashboard: found beside"),
+        (["--detach"], "--detach: found without a cluster"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(
+    options: list[str], said: str, head: type[FakeCluster], tmp_path: Path
+) -> None:
+    result = invoke("submit", write_job(tmp_path, ["a"]), *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert head.asked == []
+
+
 def test_an_address_in_the_environment_is_as_good(
     head: type[FakeCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
