@@ -85,7 +85,7 @@ def bench(  # noqa: PLR0913 - a command's options
     the share of the device's arithmetic that useful tokens took, memory the share of its
     bandwidth that reading the weights took in verification.
     """
-    from eagle_batch.engine.build import default_device
+    from eagle_batch.engine.build import device_named
     from eagle_batch.engine.request import SamplingParams
     from eagle_batch.job.spec import pipeline_engine_spec
     from eagle_batch.pipeline import load_pipeline
@@ -95,8 +95,9 @@ def bench(  # noqa: PLR0913 - a command's options
     params = SamplingParams(
         temperature=temperature, top_p=0.95 if temperature else None, max_tokens=max_tokens
     )
-    device = default_device() if device == "auto" else device
-    spec = pipeline_engine_spec(loaded, device=device, threads=threads or os.cpu_count())
+    spec = pipeline_engine_spec(
+        loaded, device=device_named(device), threads=threads or os.cpu_count()
+    )
     batches = _numbers(batch)
     choices = _Choices(prompts, rows or max(12, *batches), batches, drafts, params, repeat)
     runs, workload, peak = _run(loaded, spec, choices)

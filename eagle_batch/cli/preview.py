@@ -55,11 +55,11 @@ def preview(
 
 
 def _worker(pipeline: Pipeline, device: str) -> LocalWorker:
-    from eagle_batch.engine.build import default_device
+    from eagle_batch.engine.build import device_named
     from eagle_batch.job.local import LocalWorker
     from eagle_batch.job.spec import build_real_engine
 
-    found = default_device() if device == "auto" else device
+    found = device_named(device)
     threads = pipeline.engine.threads or (os.cpu_count() if found == "cpu" else None)
     return LocalWorker(build_real_engine, found, threads)
 

@@ -95,6 +95,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_named(name: str) -> str:
+    """Return the device that an option means; `auto` is the default one."""
+    return default_device() if name == "auto" else name
+
+
 def _placement(spec: EngineSpec) -> Placement:
     """Return where the target goes; raises ConfigError where there are not so many GPUs."""
     if spec.gpus == 1:

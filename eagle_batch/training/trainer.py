@@ -49,7 +49,7 @@ from eagle_batch.training.vocabulary import (
 
 _BETAS = (0.9, 0.95)
 #: What may change between a run and its continuation without changing its numbers.
-_FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "target", "start"}
+_FREE_SETTINGS = {"out", "features", "threads", "save_every", "data", "stages", "target", "start"}
 _FREE_SETTINGS |= {"device", "workers"}
 
 
